@@ -59,7 +59,7 @@ def add_units(tx: Transaction, job: str, units: int, is_live: bool) -> None:
     task |= {"attempts": 1, "deaths": 0, "job_id": job}
     tx.connection.execute(insert(TASK), [task | {"item": unit, "subject": f"{job} {unit}"} for unit in done])
     committed: dict[str, Any] = {"epoch": 1, "host": 0, "provenance": made, "num_tokens": 4096}
-    committed |= {"supervised_tokens": 2000, "checks": CHECKS, "num_bytes": 10**9}
+    committed |= {"supervised_tokens": 2000, "checks": CHECKS, "num_bytes": 10**9, "committed_at": now}
     tx.connection.execute(insert(UNIT_COMMIT), [one | committed for one in whose])
     entry = {"sha256": "0" * 64, "xxh3": "0" * 32, "bytes": 10**9, "rows": 8, "tokens": 4096, "epoch": 1}
     shards = [

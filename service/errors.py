@@ -257,7 +257,9 @@ class StatesWrong(QuarryError):
     """Captured states disagree with the model."""
 
     title = "Captured states are wrong"
-    usual_cure = "report it: the rows were refused; `quarry doctor` and the canary's report say where to look"
+    usual_cure = (
+        "report it with the canary's report in the job's problem: the rows were refused, none is stored"
+    )
 
 
 class ServiceBusy(QuarryError):

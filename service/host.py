@@ -52,6 +52,7 @@ def kept_word(folder: Path, name: str) -> str:
     make_folder(folder)
     file, draft = folder / name, folder / f".{name}.{secrets.token_hex(4)}"
     if not file.exists():
+        draft.touch(0o600)  # the page's sessions are sealed with one
         draft.write_text(secrets.token_hex(16))
         fsync(draft)  # a file that a power cut left empty would be the same id on every machine
         with suppress(FileExistsError):  # another process was faster

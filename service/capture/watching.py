@@ -20,12 +20,13 @@ async def watched(link: EngineLink, *, asks: bool) -> AsyncIterator[None]:
     def take(load: RankLoad) -> None:
         before = loads.get(load.rank, NOTHING)
         loads[load.rank] = load
+        # Two threads of a rank may say so at its end, the later first.
         meters.DRAINED.add(
-            samples=load.drained_rows - before.drained_rows,
-            tokens=load.drained_tokens - before.drained_tokens,
-            bytes=load.drained_bytes - before.drained_bytes,
+            samples=max(0, load.drained_rows - before.drained_rows),
+            tokens=max(0, load.drained_tokens - before.drained_tokens),
+            bytes=max(0, load.drained_bytes - before.drained_bytes),
         )
-        meters.WRITERS_BUSY.inc(load.busy_s - before.busy_s)
+        meters.WRITERS_BUSY.inc(max(0.0, load.busy_s - before.busy_s))
         show()
 
     def show() -> None:
@@ -45,6 +46,7 @@ async def watched(link: EngineLink, *, asks: bool) -> AsyncIterator[None]:
         yield
     finally:
         asking.cancel()
+        link.on_load = lambda load: None
         await asyncio.wait({asking})
         loads.clear()
         show()

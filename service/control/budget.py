@@ -37,9 +37,10 @@ class Turn(StrEnum):
     LARGE_BODY = "a process of its own reads it, which takes 250 MB"
     SUBMISSION = "it may wait for the Hub or compile a template"
     DOWNLOAD = "a large answer is made of two copies"
+    SAMPLE = "a process of its own reads a row and its tokenizer for a page"
 
 
-TURNS = {Turn.LARGE_BODY: 2, Turn.SUBMISSION: 8, Turn.DOWNLOAD: 4}
+TURNS = {Turn.LARGE_BODY: 2, Turn.SUBMISSION: 8, Turn.DOWNLOAD: 4, Turn.SAMPLE: 2}
 """How many take a turn at once; a key's owner has half of them at most."""
 CHECKS, CHECK_WAIT_S = 2, 15.0
 """Requests that children check at once, of a key's owner one, and how long another waits for its turn."""

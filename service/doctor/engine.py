@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from connector.versions import TESTED, parse_version
 from service.doctor.finding import Finding, Verdict, at_least
+from service.errors import OptionRefused
 from service.installed import check_engine, check_python, engine_versions
 from service.plan.model_folder import weight_bytes
 from service.settings import Settings
@@ -52,6 +53,9 @@ def cards() -> list[Card]:
     a_slice = [next(iter(rows.values()))[0], "", "", "", "Enabled", "a slice of a GPU"]
     found = []
     for index in [gpu.name for gpu in visible_gpus()]:
+        if index not in rows and not index.startswith("MIG-"):
+            detail = f"{VISIBLE} names GPU {index}, which is not there"
+            raise OptionRefused(detail, field=VISIBLE, cure="name GPUs that `nvidia-smi -L` lists")
         driver, capability, total, free, mig, name = rows.get(index, a_slice)
         sizes = [int(size) * MIB if size.isdecimal() else None for size in (total, free)]
         known = capability if capability.replace(".", "", 1).isdecimal() else None

@@ -50,6 +50,10 @@ def judged(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Findin
     except ModuleNotFoundError as error:
         cure = f"pip install 'eagle-quarry[{extra_of(error.name or '') or 'service'}]'"
         yield Finding(what, Verdict.UNSEEN, f"{error.name} is not installed", cure)
+    except ValueError as error:
+        yield Finding(
+            what, Verdict.UNSEEN, f"not understood: {error}", "report it, with what nvidia-smi says"
+        )
     except ImportError as error:
         yield Finding(what, Verdict.BAD, f"cannot be imported: {error}", "install it anew")
     except QuarryError as error:

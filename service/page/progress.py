@@ -50,12 +50,15 @@ def numbers(progress: Progress, state: JobState) -> dict[str, str]:
 
 def rates(events: Sequence[Event], now: datetime) -> dict[str, str]:
     """Return what is written a second since the first of these events, and how long the rest takes so."""
-    if len(events) < 2 or events[-1].state is not JobState.RUNNING:
+    stopped = [place for place, event in enumerate(events) if event.state is not JobState.RUNNING]
+    events = list(events)[stopped[-1] + 1 if stopped else 0 :]
+    if len(events) < 2:
         return {"rate": "-", "rate_bytes": "-", "left": "-"}
     first, last = events[0].progress, events[-1].progress
     passed_s = max(LEAST_S, (now - events[0].at).total_seconds())
-    tokens_s = (last.tokens_written - first.tokens_written) / passed_s
-    bytes_s = (last.bytes_written - first.bytes_written) / passed_s
+    # Fewer where a host was lost.
+    tokens_s = max(0, last.tokens_written - first.tokens_written) / passed_s
+    bytes_s = max(0, last.bytes_written - first.bytes_written) / passed_s
     left = last.tokens_planned - last.tokens_written
     return {
         "rate": number(tokens_s),

@@ -46,7 +46,7 @@ async def sample_page(
     row: Annotated[int, PathPart(ge=0, le=2**31)],
 ) -> Response:
     """Show a row of a committed unit, counted over the unit's shards."""
-    async with budget.turn(asks.owner, Turn.LARGE_BODY):
+    async with budget.turn(asks.owner, Turn.SAMPLE):
         context = await run_in_threadpool(sample_context, store, settings, job, unit, row)
     return await run_in_threadpool(page, request, "sample.html", **context)
 

@@ -27,10 +27,12 @@ class Held(NamedTuple):
 def runnable(tx: Transaction) -> dict[TaskKind, float]:
     """Return the longest time for which nothing has happened in a job of which a worker may take a task.
 
-    In seconds, by the kind of task; 0 where no job waits.
+    In seconds, by the kind of task; 0 where no job waits, and for reports of jobs that have ended.
     """
-    ages = {}
+    ages = dict.fromkeys(TaskKind, 0.0)
     for kind, policy in POLICIES.items():
+        if policy.few:  # of jobs in which nothing happens any more
+            continue
         due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.now)
         free = TASK.c.job_id == JOB.c.id, TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due
         last = select(func.min(JOB.c.updated_at)).where(JOB.c.state.in_(policy.job_states))

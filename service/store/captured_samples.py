@@ -12,7 +12,7 @@ from sqlalchemy import and_, delete, exists, func, select, update
 from schemas.identity import Identity
 from schemas.job import STOPPED_JOB_STATES
 from schemas.schedule import ScheduleRules
-from service.store import jobs, publishing, runs
+from service.store import jobs, publishing, runs, totals
 from service.store.database import Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
 from service.store.tables import JOB, SHARD, TASK, UNIT, UNIT_COMMIT
@@ -122,13 +122,13 @@ def _without_rest(tx: Transaction, schedule: int, job: LockedJob) -> LockedJob:
     units, samples, tokens = (int(value or 0) for value in tx.connection.execute(sums).one())
     tx.connection.execute(delete(UNIT).where(rest))
     tx.connection.execute(delete(TASK).where(undone))
+    dropped = {"units_planned": units, "samples_planned": samples, "tokens_planned": tokens}
+    totals.keep(tx, dropped)
     left = count(
         job.progress,
-        units_planned=-units,
         units_failed=-job.progress.units_failed,
-        samples_planned=-samples,
         samples_given_up=samples,
-        tokens_planned=-tokens,
+        **{name: -number for name, number in dropped.items()},
     )
     detail = f"ended with what it had written; {samples} planned samples are left to the next run"
     job = replace(job, progress=left.model_copy(update={"plan_done": True}))

@@ -21,7 +21,9 @@ def keep(tx: Transaction, counts: Mapping[str, int]) -> None:
 def totals(tx: Transaction) -> Progress:
     """Return the counters, none of which ever falls but `units_failed`; `plan_done` is false."""
     names = [name for name in Progress.model_fields if name != "plan_done"]
-    columns = [func.coalesce(func.sum(JOB.c[name]), 0).label(name) for name in names]
-    past = {row.counter: row.number for row in tx.connection.execute(select(PAST))}
-    of_jobs = tx.connection.execute(select(*columns)).mappings().one()
-    return Progress.model_validate({name: of_jobs[name] + past.get(name, 0) for name in names})
+    # One statement: what moves from a job to the past meanwhile is counted once.
+    past = {name: select(PAST.c.number).where(PAST.c.counter == name).scalar_subquery() for name in names}
+    columns = [
+        (func.coalesce(func.sum(JOB.c[name]), 0) + func.coalesce(past[name], 0)).label(name) for name in names
+    ]
+    return Progress.model_validate(dict(tx.connection.execute(select(*columns)).mappings().one()))

@@ -24,6 +24,7 @@ from service.store import (
     publishing,
     runs,
     schedules,
+    totals,
     units,
 )
 from service.store.schedule_tables import CAPTURED_SAMPLES
@@ -183,7 +184,10 @@ def test_a_job_that_was_cut_short_is_published_and_is_no_good_run(store: Store, 
     commit(store, lease_unit(store))
     stop_job(store, job, JobState.FAILED)
     clock.advance(HOUR_S)
+    before = store.read(totals.totals)
     look(store)
+    after = store.read(totals.totals)
+    assert (after.units_planned, after.tokens_planned) == (before.units_planned, before.tokens_planned)
     lease = publishing.lease(store, OWNER, TTL_S)
     assert lease is not None and lease.job_id == job
     assert lease.captured_at == captured_at, "it is not the next night's"

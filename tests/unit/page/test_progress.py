@@ -8,6 +8,7 @@ import pytest
 from schemas.events import Event
 from schemas.job import JobState, Progress
 from service.page.progress import numbers, rates, share_done, waits_for
+from service.report.wording import number
 from service.store import JobRow
 from tests.support.store_cases import PROBLEM
 
@@ -81,3 +82,10 @@ def test_what_is_rejected_or_given_up_is_done_too(progress: Progress, state: Job
 )
 def test_a_job_says_for_what_it_waits(changes: dict[str, object], cause: str | None):
     assert waits_for(replace(JOB, **changes)) == cause
+
+
+def test_a_rate_is_of_the_time_since_the_job_runs_again_and_never_below_zero():
+    paused = [event(3000, 100), event(2000, 200, JobState.PAUSED), event(60, 200), event(0, 1400)]
+    assert rates(paused, NOW)["rate"] == number(20.0)
+    assert rates([event(60, 500), event(0, 100)], NOW)["rate"] == number(0)
+    assert rates([event(60, 100), event(30, 200, JobState.PAUSED), event(0, 200)], NOW)["rate"] == "-"
