@@ -148,7 +148,8 @@ def test_a_file_is_downloaded_in_pieces(
 
 
 def test_a_key_that_could_not_be_sent_is_not_quoted():
-    assert Quarry(key=" qk_word\n").health
+    with Quarry(key=" qk_word\n") as quarry:
+        assert quarry._http.headers["Authorization"] == "Bearer qk_word"
     for client in (Quarry, AsyncQuarry):
         with pytest.raises(ProblemReceived, match="API key") as refused:
             client(key="qk_secret word")

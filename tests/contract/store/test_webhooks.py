@@ -276,7 +276,6 @@ def test_the_secret_of_an_owner_signs_for_nobody_else(
 
 
 @pytest.mark.parametrize("state", set(JobState) - {JobState.DELETING})
-def test_which_states_are_reported(store: Store, state: JobState):
-    """A job without a webhook reports none of them."""
+def test_a_job_without_a_webhook_reports_nothing(store: Store, state: JobState):
     reach(store, state)
     assert webhooks.lease(store, OWNER, TTL_S) is None
