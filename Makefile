@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test test-all demo crash crash-all mutants fuzz load loop bench gpu soak architectures healthy pages lock audit compat clean
+.PHONY: help install fmt lint test test-all demo nights crash crash-all mutants fuzz load loop bench gpu soak architectures healthy pages lock audit compat clean
 
 help:
-	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | fuzz | load | loop | bench | gpu | soak | architectures | healthy | pages | lock | audit | compat | clean"
+	@echo "make install | fmt | lint | test | test-all | demo | nights | crash | crash-all | mutants | fuzz | load | loop | bench | gpu | soak | architectures | healthy | pages | lock | audit | compat | clean"
 
 install: $(INSTALLED)
 
@@ -56,6 +56,10 @@ $(TRAINERS): requirements/trainers.txt | install
 
 demo: install
 	@$(BIN)/python -m examples.demo
+
+# A schedule whose nights are a minute apart, pushed to a Hub of this machine, to watch on the page.
+nights: install
+	@$(BIN)/python -m examples.nights
 
 CRASH_PYTEST := $(BIN)/python -m pytest tests/crash -m "long or not long" --numprocesses logical --maxprocesses 8 --durations 10
 
