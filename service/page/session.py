@@ -23,9 +23,14 @@ from service.page.answers import PageRoute
 from service.settings import Settings
 from service.store import Store
 
-COOKIE, LASTS_S = "quarry_session", 30 * 86_400
+LASTS_S = 30 * 86_400
 FORM = re.compile(r"([0-9a-f]{8}|operator)[.]([0-9]{10})[.]([0-9a-f]{64})")
 SECRET_FILE = "page-secret"  # noqa: S105 - a file's name
+
+
+def cookie_name(request: Request) -> str:
+    """Return the cookie's name, with the port in it: a browser sends a cookie to every port of a host."""
+    return "quarry_session_" + re.sub("[^a-z0-9]", "_", request.headers["host"].lower())
 
 
 def begun(store: Store, settings: Settings, key: str) -> str:
@@ -38,9 +43,9 @@ def begun(store: Store, settings: Settings, key: str) -> str:
     return f"{key_id}.{until}.{_seal(settings, key_id, until, found[1])}"
 
 
-def session_caller(store: Store, settings: Settings, cookie: str | None) -> Caller:
+def session_caller(store: Store, settings: Settings, request: Request) -> Caller:
     """Return who has the cookie; without one that is valid, who sends no key. Raises KeyRefused."""
-    form = FORM.fullmatch(cookie or "")
+    form = FORM.fullmatch(request.cookies.get(cookie_name(request), ""))
     if form is not None and int(form[2]) > time.time():
         found = active_key(store, settings, form[1])
         if found is not None and hmac.compare_digest(form[3], _seal(settings, form[1], form[2], found[1])):
@@ -58,7 +63,7 @@ async def viewer(
     request: Request, required: SecurityScopes, store: StoreOf, settings: SettingsOf, budget: BudgetOf
 ) -> AsyncIterator[Caller]:
     """Yield who looks, as `service.api.auth.caller` does, but known by the cookie alone."""
-    ask = partial(session_caller, store, settings, request.cookies.get(COOKIE))
+    ask = partial(session_caller, store, settings, request)
     async with admitted(request, required, ask, budget) as sender:
         yield sender
 
