@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from typer.testing import CliRunner
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
 from service.cli.entry import app
+from service.errors import NotFound
 from service.page import session
+from service.page.jobs import job_context
 from service.settings import Settings
-from service.store import Store, hosts, jobs, plans, runs, schedules, workers
+from service.store import Store, deletion, hosts, jobs, plans, runs, schedules, workers
 from service.store.tables import JOB, SICKNESS
 from service.store.transitions import lock_job, record
 from tests.support.api import api_settings, begin, complete, job_body, reject, serving, small_target, stored
@@ -328,6 +331,16 @@ def test_the_commands_work_as_they_are_pasted(
     over_tls = cookie(api) | {"X-Forwarded-Proto": "https"}
     text = text_of(api.get(f"/ui/jobs/{job_id}", headers=over_tls))
     assert f"--server https://127.0.0.1:{api.base_url.port}<" in text
+
+
+def test_a_job_that_is_deleted_while_its_page_is_made_is_not_found(
+    api: httpx2.Client, store: Store, model: Path
+):
+    job = store.read(jobs.job, submit(api, model))
+    for verb in (jobs.cancel, partial(deletion.begin, with_dataset=False), deletion.forget):
+        store.write(verb, job.id)
+    with pytest.raises(NotFound):
+        store.read(job_context, job)
 
 
 def plant(store: Store, job_id: str, evil: str) -> None:
