@@ -168,7 +168,7 @@ def test_a_form_of_too_many_fields_is_refused(api: httpx2.Client):
         "https://evil.example",
         "/\\evil.example",
         "javascript:x",
-        "/?a=\r\nb",
+        "/?a=\rb",
         "/?" + "x" * 3000,
     ],
 )
