@@ -3,7 +3,8 @@
     python -m benchmarks.page
 
 The service is a process of its own on SQLite. Times are from the request to the first byte of the
-answer, over a connection that is open. While pages are open, eight jobs commit two units a second each.
+answer, over a connection that is open. While pages are open, half of them the list and half a job, each asks
+for itself again every three seconds as its script does, and eight jobs commit two units a second each.
 """
 
 import statistics
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,7 +34,7 @@ from tests.support.service_process import serving
 from tests.support.store_cases import CHECKS, a_request, job_id, provenance
 
 JOBS, UNITS, LARGE_UNITS, LIVE_JOBS = 1000, 100_000, 50_000, 8
-CALLS, PAGES, OPEN_S, COMMITS_S = 100, 50, 30.0, 2.0
+CALLS, PAGES, OPEN_S, EVERY_S, COMMITS_S = 100, 50, 30.0, 3.0, 2.0
 
 
 def fill(store: Store) -> list[str]:
@@ -119,7 +120,7 @@ def commit_units(store: Store, ids: Sequence[str], stop: threading.Event) -> Non
 
 
 def main() -> None:
-    """Fill, ask, and listen."""
+    """Fill, ask, and look."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         data.mkdir()
@@ -137,34 +138,30 @@ def main() -> None:
                 times = first_bytes_ms(service.url, path)
                 median, late = statistics.median(times), times[-2]
                 print(f"{name}: first byte {median:.1f} ms (median), {late:.1f} ms (99 %)")
-            process, stop, streams = psutil.Process(service.process.pid), threading.Event(), []
-            for number in range(PAGES):
-                shown = ids[:1] if number % 2 else ids[:50]
-                stream = HTTPConnection(urlsplit(service.url).netloc)
-                stream.request("GET", "/ui/events?" + "&".join(f"job={one}" for one in shown))
-                streams.append((stream, stream.getresponse()))
-            writer = threading.Thread(target=commit_units, args=(store, ids[:LIVE_JOBS], stop))
-            taking = [threading.Thread(target=take, args=(answer,), daemon=True) for _, answer in streams]
-            for thread in (writer, *taking):
+            process, stop = psutil.Process(service.process.pid), threading.Event()
+            paths = ["/", f"/ui/jobs/{ids[0]}"] * (PAGES // 2)
+            threads = [threading.Thread(target=look, args=(service.url, path, stop)) for path in paths]
+            threads.append(threading.Thread(target=commit_units, args=(store, ids[:LIVE_JOBS], stop)))
+            for thread in threads:
                 thread.start()
-            time.sleep(3)
+                time.sleep(EVERY_S / len(threads))
             before = process.cpu_times()
             time.sleep(OPEN_S)
             after = process.cpu_times()
             used = after.user + after.system - before.user - before.system
             print(f"{PAGES} open pages: {100 * used / OPEN_S:.1f} % of a core")
             stop.set()
-            writer.join()
+            for thread in threads:
+                thread.join()
         store.close()
 
 
-def take(answer: HTTPResponse) -> None:
-    """Read a stream until it ends."""
-    try:
-        while answer.readline():
-            pass
-    except (OSError, ValueError, AttributeError):
-        return  # the service was ended
+def look(url: str, path: str, stop: threading.Event) -> None:
+    """Keep a page open."""
+    connection = HTTPConnection(urlsplit(url).netloc)
+    while not stop.wait(EVERY_S):
+        connection.request("GET", path)
+        connection.getresponse().read()
 
 
 if __name__ == "__main__":

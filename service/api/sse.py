@@ -1,8 +1,8 @@
 """Jobs' events as server-sent events: what is stored, then what is added, until the job rests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from fastapi.sse import ServerSentEvent
@@ -88,29 +88,6 @@ class EventFeed:
                 self._check_reader()
             return job.last
 
-    async def changes(
-        self, newest: Mapping[str, Event], every_s: float
-    ) -> AsyncIterator[Mapping[str, Event]]:
-        """Yield the newest event of each job that has a later one than before; `newest` are those so far.
-
-        What came together is yielded together once in `every_s`, and so is nothing. Ends with the server.
-        """
-        seen = dict(newest)
-        with ExitStack() as held:
-            followed = {
-                job_id: held.enter_context(self._following(job_id, event)) for job_id, event in newest.items()
-            }
-            while not self._stopping():
-                await asyncio.sleep(every_s)
-                self._check_reader()
-                later = {
-                    job_id: job.newest[-1]
-                    for job_id, job in followed.items()
-                    if job.newest and job.last > seen[job_id].id
-                }
-                seen |= later
-                yield later
-
     def _check_reader(self) -> None:
         """Raise what ended the reader, if something did."""
         if self._reader is not None and self._reader.done():
@@ -120,10 +97,9 @@ class EventFeed:
         return await run_in_threadpool(self._store.read, jobs.events, job_id, after=after, limit=PAGE_EVENTS)
 
     @contextmanager
-    def _following(self, job_id: str, newest: Event | None = None) -> Iterator[_Followed]:
-        """Have a job followed, from its newest stored event on if that is known."""
-        known = _Followed(newest.id, [newest]) if newest is not None else _Followed()
-        job = self._followed.setdefault(job_id, known)
+    def _following(self, job_id: str) -> Iterator[_Followed]:
+        """Have a job followed."""
+        job = self._followed.setdefault(job_id, _Followed())
         job.listeners += 1
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())

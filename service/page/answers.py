@@ -14,11 +14,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
 
-from schemas.job import Problem
+from schemas.job import ENDED_JOB_STATES, JOB_MOVES, RESTING_JOB_STATES, Problem
 from schemas.names import shown_model
 from service import report
 from service.api.problems import HEADERS, invalid_parameters, noted
+from service.client.clients import DEFAULT_SERVER
 from service.errors import KeyRefused, QuarryError
+from service.page.progress import share_done, waits_for
 from service.report.wording import count, number, percent, short, size
 
 HERE = Path(__file__).parent
@@ -40,21 +42,26 @@ FILES = {
 }
 """What pages load, by name, with its media type."""
 DIGESTS = {name: sha256(content).hexdigest()[:16] for name, (content, _) in FILES.items()}
-AGES = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+LENGTHS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 class PageRoute(APIRoute):
     """A route of the page: its errors are pages too, and without a valid key it leads to the sign-in."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
+        super().__init__(path, endpoint, **options)
+        self.methods |= {"HEAD"} if "GET" in self.methods else set()  # the server leaves the body out
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return what answers a request."""
         answer = super().get_route_handler()
 
         async def answering(request: Request) -> Response:
+            asked = str(request.url.replace(scheme="", netloc="", fragment=""))
             try:
                 response = await answer(request)
             except KeyRefused:
-                response = RedirectResponse(f"{SIGN_IN}?{urlencode({'to': request.url.path})}", 303)
+                response = RedirectResponse(f"{SIGN_IN}?{urlencode({'to': asked})}", 303)
             except QuarryError as error:
                 response = _problem_page(request, noted(request, error))
             except RequestValidationError as error:
@@ -68,8 +75,11 @@ class PageRoute(APIRoute):
 
 def page(request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
     """Return a page made of a template; what it shows of others is escaped."""
-    who = getattr(request.state, "caller", None)
-    text = TEMPLATES.get_template(template).render(path=request.url.path, who=who, **context)
+    who, path = getattr(request.state, "caller", None), request.url.path
+    # Both headers are shown alone, and `service.api.gate` has checked the host.
+    scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else "http"
+    base = f"{scheme}://{request.headers['host']}"
+    text = TEMPLATES.get_template(template).render(path=path, who=who, base=base, **context)
     return HTMLResponse(text, status)
 
 
@@ -82,9 +92,14 @@ def _problem_page(request: Request, problem: Problem) -> HTMLResponse:
 def ago(at: datetime) -> str:
     """Return how long ago a time was, or how far ahead it is: `3 min ago`, `in 2 h`."""
     passed_s = (datetime.now(UTC) - at).total_seconds()
-    length_s, unit = next(((s, unit) for s, unit in AGES if abs(passed_s) >= s), (1, "s"))
-    text = f"{abs(passed_s) // length_s:.0f} {unit}"
+    text = length_of_time(abs(passed_s))
     return f"{text} ago" if passed_s >= 0 else f"in {text}"
+
+
+def length_of_time(seconds: float) -> str:
+    """Return a time in the largest unit that it has two of: `90 s`, `3 min`, `26 h`."""
+    unit_s, unit = next((one for one in LENGTHS if seconds >= 2 * one[0]), LENGTHS[-1])
+    return f"{seconds / unit_s:.0f} {unit}"
 
 
 def _templates() -> Environment:
@@ -93,8 +108,12 @@ def _templates() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     words = {"count": count, "number": number, "percent": percent, "short": short, "size": size}
-    environment.filters |= words | {"ago": ago, "model": shown_model, "px": "{:.1f}".format}
+    environment.filters |= words | {"ago": ago, "length_of_time": length_of_time}
+    environment.filters |= {"model": shown_model, "px": "{:.1f}".format}
     environment.globals |= {"version": version("eagle-quarry"), "digests": DIGESTS, "sign_in": SIGN_IN}
+    environment.globals |= {"ended": ENDED_JOB_STATES, "resting": RESTING_JOB_STATES, "moves": JOB_MOVES}
+    environment.globals |= {"share_done": share_done, "waits_for": waits_for}
+    environment.globals["default_server"] = DEFAULT_SERVER
     return environment
 
 

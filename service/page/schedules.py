@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import Query, Request, Response
+from fastapi import Depends, Request, Response
 
 from schemas.keys import Scope
-from service.api.routes.resources import CallerOf, ScheduleNumberOf, StoreOf
-from service.api.routes.schedules import RunsQuery, SchedulesQuery
+from schemas.schedule import RunPage, SchedulePage
+from service.api.routes.resources import ScheduleNumberOf, StoreOf
+from service.api.routes.schedules import list_runs, list_schedules
 from service.page.answers import page
 from service.page.session import pages
 from service.store import schedules
@@ -15,21 +16,18 @@ router = pages(Scope.SCHEDULES)
 
 
 @router.get("/ui/schedules")
-def schedules_page(
-    request: Request, store: StoreOf, asks: CallerOf, query: Annotated[SchedulesQuery, Query()]
-) -> Response:
+def schedules_page(request: Request, listed: Annotated[SchedulePage, Depends(list_schedules)]) -> Response:
     """Show the caller's schedules, an admin's key all, by name."""
-    listed = store.read(schedules.page, owner=asks.sees_only, after=query.after, limit=query.limit)
-    more = listed[-1].name if len(listed) == query.limit else None
-    return page(request, "schedules.html", schedules=listed, more=more)
+    return page(request, "schedules.html", listed=listed)
 
 
 @router.get("/ui/schedules/{name}")
 def schedule_page(
-    request: Request, store: StoreOf, number: ScheduleNumberOf, query: Annotated[RunsQuery, Query()]
+    request: Request,
+    store: StoreOf,
+    number: ScheduleNumberOf,
+    passed: Annotated[RunPage, Depends(list_runs)],
 ) -> Response:
     """Show a schedule, its next slots, and what became of those that passed."""
     schedule = store.read(schedules.schedule_view, number)
-    runs = store.read(schedules.past, number, before=query.before, limit=query.limit)
-    more = runs[-1].slot if len(runs) == query.limit else None
-    return page(request, "schedule.html", schedule=schedule, runs=runs, more=more)
+    return page(request, "schedule.html", schedule=schedule, passed=passed)

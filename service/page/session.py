@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from hashlib import sha256
 
 from fastapi import APIRouter, Request, Security
 from fastapi.security import SecurityScopes
@@ -17,30 +18,32 @@ from schemas.keys import Scope
 from service.api.auth import admitted
 from service.api.routes.resources import BudgetOf, SettingsOf, StoreOf
 from service.control.keys import Caller, active_key, authenticate, key_caller
-from service.errors import KeyRefused, writing
+from service.errors import writing
 from service.host import kept_word
 from service.page.answers import PageRoute
 from service.settings import Settings
 from service.store import Store
 
-COOKIE, LASTS_S = "quarry_session", 30 * 86_400
+LASTS_S = 30 * 86_400
 FORM = re.compile(r"([0-9a-f]{8}|operator)[.]([0-9]{10})[.]([0-9a-f]{64})")
 SECRET_FILE = "page-secret"  # noqa: S105 - a file's name
+
+
+def cookie_name(request: Request) -> str:
+    """Return the cookie's name, with the port in it: a browser sends a cookie to every port of a host."""
+    return "quarry_session_" + re.sub("[^a-z0-9]", "_", request.headers["host"].lower())
 
 
 def begun(store: Store, settings: Settings, key: str) -> str:
     """Return the cookie of a key's holder. Raises KeyRefused, WriteFailed."""
     key_id, _ = key_caller(store, settings, key)
-    found = active_key(store, settings, key_id)
-    if found is None:
-        raise KeyRefused("the key was revoked a moment ago")
     until = f"{time.time() + LASTS_S:.0f}"
-    return f"{key_id}.{until}.{_seal(settings, key_id, until, found[1])}"
+    return f"{key_id}.{until}.{_seal(settings, key_id, until, sha256(key.encode()).hexdigest())}"
 
 
-def session_caller(store: Store, settings: Settings, cookie: str | None) -> Caller:
+def session_caller(store: Store, settings: Settings, request: Request) -> Caller:
     """Return who has the cookie; without one that is valid, who sends no key. Raises KeyRefused."""
-    form = FORM.fullmatch(cookie or "")
+    form = FORM.fullmatch(request.cookies.get(cookie_name(request), ""))
     if form is not None and int(form[2]) > time.time():
         found = active_key(store, settings, form[1])
         if found is not None and hmac.compare_digest(form[3], _seal(settings, form[1], form[2], found[1])):
@@ -48,17 +51,17 @@ def session_caller(store: Store, settings: Settings, cookie: str | None) -> Call
     return authenticate(store, settings, None)
 
 
-def _seal(settings: Settings, key_id: str, until: str, sha256: str) -> str:
+def _seal(settings: Settings, key_id: str, until: str, key_sha256: str) -> str:
     with writing("the page's secret"):
         secret = kept_word(settings.data_dir.resolve(), SECRET_FILE)
-    return hmac.new(secret.encode(), f"{key_id}.{until}.{sha256}".encode(), "sha256").hexdigest()
+    return hmac.new(secret.encode(), f"{key_id}.{until}.{key_sha256}".encode(), "sha256").hexdigest()
 
 
 async def viewer(
     request: Request, required: SecurityScopes, store: StoreOf, settings: SettingsOf, budget: BudgetOf
 ) -> AsyncIterator[Caller]:
     """Yield who looks, as `service.api.auth.caller` does, but known by the cookie alone."""
-    ask = partial(session_caller, store, settings, request.cookies.get(COOKIE))
+    ask = partial(session_caller, store, settings, request)
     async with admitted(request, required, ask, budget) as sender:
         yield sender
 

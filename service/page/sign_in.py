@@ -1,10 +1,9 @@
 """Signing in: a key is entered once, and a cookie stands for it on the pages; the page's only POST."""
 
 import re
-from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -12,9 +11,9 @@ from service.api.routes.resources import SettingsOf, StoreOf
 from service.control.keys import Caller
 from service.errors import KeyRefused, RequestError
 from service.page.answers import SIGN_IN, page
-from service.page.session import COOKIE, LASTS_S, begun, pages, session_caller
+from service.page.session import LASTS_S, begun, cookie_name, pages, session_caller
 
-HERE = re.compile(r"/(?:ui/[a-z0-9/._-]*)?")
+HERE = re.compile(r"/(?:ui/[a-z0-9/._-]*)?(?:[?][!-~]{0,2000})?")
 """Where a sign-in may lead: to a page of this service."""
 
 MAX_FIELDS = 4
@@ -34,12 +33,10 @@ def _safe(to: str) -> str:
 
 
 @router.get(SIGN_IN)
-def show_form(
-    request: Request, store: StoreOf, settings: SettingsOf, to: Annotated[str, Query(max_length=200)] = "/"
-) -> Response:
+def show_form(request: Request, store: StoreOf, settings: SettingsOf, to: str = "/") -> Response:
     """Ask for a key, or say whose it is and offer to forget it."""
     try:
-        who: Caller | None = session_caller(store, settings, request.cookies.get(COOKIE))
+        who: Caller | None = session_caller(store, settings, request)
     except KeyRefused:
         who = None
     return _form(request, _safe(to), None, who, 200)
@@ -57,13 +54,13 @@ async def sign_in(request: Request, store: StoreOf, settings: SettingsOf) -> Res
         raise RequestError(f"the form has more than {MAX_FIELDS} fields") from error
     key, to = fields.get("key", [""])[0].strip(), _safe(fields.get("to", ["/"])[0])
     response: Response = RedirectResponse(to if key else SIGN_IN, 303)
-    is_tls = request.headers.get("origin", "").startswith("https://")
+    name, is_tls = cookie_name(request), request.headers.get("origin", "").startswith("https://")
     if not key:
-        response.delete_cookie(COOKIE, secure=is_tls, httponly=True, samesite="strict")
+        response.delete_cookie(name, secure=is_tls, httponly=True, samesite="strict")
         return response
     try:
         cookie = await run_in_threadpool(begun, store, settings, key)
     except KeyRefused as refused:
         return _form(request, to, refused.detail, None, 401)
-    response.set_cookie(COOKIE, cookie, LASTS_S, path="/", secure=is_tls, httponly=True, samesite="strict")
+    response.set_cookie(name, cookie, LASTS_S, path="/", secure=is_tls, httponly=True, samesite="strict")
     return response

@@ -1,21 +1,26 @@
 """The files that pages load: one style sheet, one script, one icon."""
 
-from typing import Annotated, Literal
+from fastapi import Response
 
-from fastapi import Path, Response
-
-from service.page.answers import FILES
+from service.errors import NotFound
+from service.page.answers import DIGESTS, FILES
 from service.page.session import pages
 
 router = pages()
 
 
 @router.get("/ui/static/{digest}/{name}")
-async def static_file(
-    digest: Annotated[str, Path(max_length=64)], name: Literal["page.css", "page.js", "icon.svg"]
-) -> Response:
+async def static_file(digest: str, name: str) -> Response:
     """Send a file; its address holds its digest, so that a browser may keep it."""
+    if DIGESTS.get(name) != digest:
+        raise NotFound("this version of the service has no such file", cure="load the page anew")
     content, media_type = FILES[name]
     return Response(
         content, media_type=media_type, headers={"Cache-Control": "public, max-age=31536000, immutable"}
     )
+
+
+@router.get("/ui/{path:path}")
+async def unknown(path: str) -> Response:
+    """Answer any other address with a page as well. Must be the last route."""
+    raise NotFound("there is no such page")

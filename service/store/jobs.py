@@ -273,18 +273,9 @@ def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) ->
 
 
 def recent_events(tx: Transaction, job_id: str, limit: int) -> list[Event]:
-    """Return the newest events of a job, in order."""
+    """Return the newest events of a job, newest first."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id).order_by(EVENT.c.id.desc()).limit(limit)
-    return list(tx.connection.scalars(query))[::-1]
-
-
-def newest_events(tx: Transaction, job_ids: Sequence[str], owner: str | None = None) -> dict[str, Event]:
-    """Return the newest event of each job that there is, of one owner's if one is given."""
-    newest = (EVENT.c.job_id == JOB.c.id) & (EVENT.c.id == JOB.c.last_event)
-    query = select(JOB.c.id, EVENT.c.entry).join(EVENT, newest).where(JOB.c.id.in_(job_ids))
-    if owner is not None:
-        query = query.where(JOB.c.owner == owner)
-    return {job_id: event for job_id, event in tx.connection.execute(query)}
+    return list(tx.connection.scalars(query))
 
 
 def unknown(job_id: str) -> NotFound:

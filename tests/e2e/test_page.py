@@ -27,7 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeded]:
 @pytest.fixture(scope="module")
 def browser(service: Seeded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with running_browser(tmp_path_factory.mktemp("profile")) as browser:
-        browser.call("Network.setCookie", name="quarry_session", value=service.sign_in(), url=service.url)
+        service.sign_in(browser)
         yield browser
 
 
@@ -80,20 +80,61 @@ def test_every_link_and_button_is_reached_by_keyboard_and_shows_that_it_is(servi
         assert browser.ask("all.filter(one => !reached.has(one)).map(one => one.outerHTML)") == [], name
 
 
-def test_numbers_follow_the_job_and_rest_while_nobody_looks(service: Seeded, browser: Browser):
-    """1. A running job's page is opened. 2. Its numbers grow by themselves. 3. Its tab is hidden."""
-    browser.open(f"{service.url}{service.pages()['job']}", width=1280)
-    written = "Number(document.querySelector('[data-live=written]').textContent.replaceAll(',', ''))"
-    first, deadline = browser.ask(written), time.monotonic() + 60
-    while browser.ask(written) <= first and time.monotonic() < deadline:
+def until(browser: Browser, expression: str) -> None:
+    """Wait until an expression of the page is true."""
+    deadline = time.monotonic() + 60
+    while not browser.ask(expression):
+        assert time.monotonic() < deadline, browser.ask("document.getElementById('main').innerText")
         time.sleep(0.2)
-    assert browser.ask(written) > first
+
+
+def test_a_page_follows_its_jobs_and_rests_while_nobody_looks(service: Seeded, browser: Browser):
+    """1. A running job's page is open. 2. Its numbers grow, and what is used stays. 3. The tab is hidden."""
+    browser.open(f"{service.url}{service.pages()['job']}", width=1280)
+    written = "Number(document.getElementById('written').textContent.replaceAll(',', ''))"
+    first = browser.ask(written)
+    browser.ask("document.querySelector('details').open = true; document.querySelector('summary').focus(); 1")
+    until(browser, f"{written} > {first}")
     assert browser.ask("document.getElementById('live').textContent") == "live"
+    assert browser.ask("document.querySelector('details').open")
+    assert browser.ask("document.activeElement === document.querySelector('summary')")
     hide = "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
     browser.ask(f"{hide}; document.dispatchEvent(new Event('visibilitychange')); 1")
+    time.sleep(1)  # an answer that is on its way
     last = browser.ask(written)
-    time.sleep(3)
+    time.sleep(5)
     assert browser.ask(written) == last
+
+
+def test_the_list_says_for_what_a_job_waits_while_it_does(service: Seeded, browser: Browser):
+    """1. The list is open. 2. A job is submitted, paused, cancelled, deleted. 3. Its row says so."""
+    browser.open(f"{service.url}/", width=1280)
+    browser.ask("window.link = document.querySelector('tbody a'); link.focus(); 1")
+    request = service.client.get(f"/jobs/{service.jobs['whole']}/request").json()
+    job_id = service.client.post("/extract", json=request, params={"priority": -9}).json()["id"]
+    until(browser, f"Boolean(window.row = document.getElementById({job_id!r}))")
+    waits = "(row.querySelector('.waits') || {innerText: ''}).innerText"
+    service.client.post(f"/jobs/{job_id}/pause").raise_for_status()
+    until(browser, f"{waits} === 'waits for somebody who resumes it'")
+    changed = "row.querySelector('time').dateTime"
+    before = browser.ask(changed)
+    service.client.post(f"/jobs/{job_id}/cancel").raise_for_status()
+    until(browser, f"{waits} === ''")
+    assert browser.ask(changed) > before
+    service.client.delete(f"/jobs/{job_id}").raise_for_status()
+    until(browser, "!row.isConnected")
+    assert browser.ask("document.activeElement === link && link.isConnected")
+
+
+def test_a_page_says_that_the_session_or_the_job_has_ended(service: Seeded, browser: Browser):
+    browser.open(f"{service.url}/ui/jobs/{service.jobs['cancelled']}", width=1280)
+    service.client.delete(f"/jobs/{service.jobs['cancelled']}").raise_for_status()
+    until(browser, "document.title.startsWith('Not found')")
+    browser.open(f"{service.url}/?limit=7", width=1280)
+    browser.call("Network.clearBrowserCookies")
+    until(browser, "location.pathname === '/ui/sign-in'")
+    assert browser.ask("document.querySelector('[name=to]').value") == "/?limit=7"
+    service.sign_in(browser)
 
 
 def test_signing_in_with_the_form_opens_the_page_that_was_asked_for(service: Seeded, tmp_path_factory):

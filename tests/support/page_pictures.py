@@ -34,8 +34,7 @@ def main() -> None:
                     theme = "dark" if dark else "light"
                     (FOLDER / f"page-{name}-{width}-{theme}.png").write_bytes(picture)
             if name == SHOWN[-1]:
-                cookie = service.sign_in()
-                browser.call("Network.setCookie", name="quarry_session", value=cookie, url=service.url)
+                service.sign_in(browser)
     written = sum(path.stat().st_size for path in FOLDER.glob("page-*.png"))
     print(f"{written:,} bytes in {FOLDER}", file=sys.stderr)
 
@@ -44,7 +43,7 @@ def take(browser: Browser, service: Seeded, name: str, *, width: int, dark: bool
     """Return a picture of a page once its numbers are live, with few colours."""
     browser.open(f"{service.url}{service.pages()[name]}", width=width, dark=dark, height=320)
     until = time.monotonic() + LIVE_S
-    waits = "document.querySelector('[data-job]') && document.getElementById('live').textContent !== 'live'"
+    waits = "document.querySelector('[data-live]') && document.getElementById('live').textContent !== 'live'"
     while browser.ask(f"Boolean({waits})") and time.monotonic() < until:
         time.sleep(0.1)
     image = (

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 
 from examples.tiny_target import CONVERSATIONS
+from tests.support.browser import Browser
 from tests.support.service_process import serving
 from tests.support.tiny_model import random_target
 
@@ -45,11 +46,12 @@ class Seeded:
             "problem": "/ui/jobs/j-0000000000000000",
         }
 
-    def sign_in(self) -> str:
-        """Return the cookie of the operator's session."""
+    def sign_in(self, browser: Browser) -> None:
+        """Give a browser the cookie of the operator's session."""
         answer = self.client.post("/ui/sign-in", data={"key": KEY, "to": "/"})
         assert answer.status_code == 303, answer.text
-        return answer.cookies["quarry_session"]
+        for name, value in answer.cookies.items():
+            browser.call("Network.setCookie", name=name, value=value, url=self.url)
 
 
 def samples(first: int, last: int, times: int = 1) -> dict[str, Any]:

@@ -1,69 +1,62 @@
-// Refreshes numbers in place from the event stream while the page is looked at. Without it the page is as it was made.
+// Asks for the page again while somebody looks, and replaces what has changed. Without it the page is as it was made.
 "use strict";
 (() => {
-  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const shown = all("[data-job]"), live = document.getElementById("live");
-  const RETRY_MS = 15000;
-  let source = null, retry = 0;
+  const EVERY_MS = 3000, RETRY_MS = 15000;
+  const main = document.getElementById("main"), live = document.getElementById("live");
+  let timer = 0, asking = false;
 
-  const say = (text) => { if (live) { live.textContent = text; live.dataset.on = text === "live"; } };
+  const say = (text) => { if (live.textContent !== text) { live.textContent = text; live.dataset.on = text === "live"; } };
+  const offerCopies = (root) => { for (const one of root.querySelectorAll(".copy")) one.hidden = !navigator.clipboard; };
 
-  const put = (element, words) => {
-    const text = words[element.dataset.live];
-    if (text === undefined) return;
-    if (element instanceof HTMLProgressElement) element.value = Number(text);
-    else if (element.textContent !== text) element.textContent = text;
-    if (element.dataset.state !== undefined) element.dataset.state = text;
-  };
+  const drop = (node) => { const next = node.nextSibling; node.remove(); return next; };
 
-  const take = (message) => {
-    for (const [id, words] of Object.entries(JSON.parse(message.data))) {
-      for (const root of shown.filter((one) => one.dataset.job === id)) {
-        // A job in another state has other commands and reasons: the service says which.
-        if (root.dataset.reload && root.dataset.reload !== words.state) { location.reload(); return; }
-        for (const element of all("[data-live]", root)) put(element, words);
-      }
+  // Keeps the elements that are there, and so what is focused, selected, scrolled or opened; a row is known by its id.
+  const merge = (old, made) => {
+    for (const { name } of [...old.attributes]) if (!made.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+    for (const { name, value } of made.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    let at = old.firstChild;
+    for (const next of [...made.childNodes]) {
+      const known = next.id ? document.getElementById(next.id) : at && !at.id ? at : null;
+      if (!known || known.parentNode !== old || known.nodeName !== next.nodeName) { old.insertBefore(next, at); continue; }
+      while (at && at !== known) at = drop(at);
+      at = known.nextSibling;
+      if (known instanceof Element) merge(known, next);
+      else if (known.data !== next.data) known.data = next.data;
     }
+    while (at) at = drop(at);
   };
 
-  const close = () => { clearTimeout(retry); if (source) source.close(); source = null; };
-
-  const open = () => {
-    close();
-    if (!shown.length || document.hidden) return;
-    const query = new URLSearchParams(shown.map((one) => ["job", one.dataset.job]));
-    source = new EventSource(`/ui/events?${query}`);
-    source.onopen = () => say("live");
-    source.onmessage = take;
-    source.onerror = () => {
+  const ask = async () => {
+    if (asking) return;
+    let wait = RETRY_MS;
+    asking = true;
+    clearTimeout(timer);
+    try {
+      const answer = await fetch(location.href, { redirect: "manual" });
+      // The key has ended, the job is gone: what there is to say is a page.
+      if (answer.type === "opaqueredirect" || answer.status === 403 || answer.status === 404) { location.reload(); return; }
+      if (!answer.ok) throw new Error(String(answer.status));
+      const made = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+      offerCopies(made);
+      merge(main, made);
+      say("live");
+      wait = EVERY_MS;
+    } catch {
       say("not live");
-      // The browser itself comes back after an end, but not after a refusal.
-      if (source.readyState === EventSource.CLOSED) retry = setTimeout(open, RETRY_MS);
-    };
-  };
-
-  const AGES = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
-  const age = () => {
-    for (const element of all("time[datetime]:not([data-fixed])")) {
-      const passed = (Date.now() - Date.parse(element.dateTime)) / 1000;
-      const [length, unit] = AGES.find(([length]) => Math.abs(passed) >= length) || [1, "s"];
-      const text = `${Math.floor(Math.abs(passed) / length)} ${unit}`;
-      element.textContent = passed >= 0 ? `${text} ago` : `in ${text}`;
+    } finally {
+      asking = false;
+      if (!document.hidden) timer = setTimeout(ask, wait);
     }
   };
 
-  const copying = (button) => {
-    button.hidden = !navigator.clipboard;
-    button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
-      button.textContent = "Copied";
-      setTimeout(() => { button.textContent = "Copy"; }, 2000);
-    });
-  };
-
-  all(".copy").forEach(copying);
-  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
-  window.addEventListener("pagehide", close);
-  setInterval(age, 10000);
-  open();
+  document.addEventListener("click", async ({ target }) => {
+    if (!target.matches(".copy")) return;
+    await navigator.clipboard.writeText(target.previousElementSibling.textContent);
+    target.textContent = "Copied";
+    setTimeout(() => { target.textContent = "Copy"; }, 2000);
+  });
+  offerCopies(document);
+  if (!("live" in main.dataset)) return;
+  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : ask()));
+  timer = setTimeout(ask, EVERY_MS);
 })();

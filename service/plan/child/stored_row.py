@@ -1,6 +1,6 @@
 """What a child shows of a stored row: its tokens as text, and the size of its states.
 
-The file may be damaged, and the tokenizer is a stranger's. Legend: T tokens, H hidden size.
+The file may be damaged, and the tokenizer is a stranger's. Legend: T tokens, B bytes of a state.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,6 @@ from service.report.sample_text import Decode, load_tokenizer, sample_tokens
 
 MAX_VALUES = 200
 """Of a layer: each is the mean of as many tokens as that takes."""
-CHUNK_TOKENS = 256
 _CODES = np.arange(256)
 _EXPONENT, _FRACTION = _CODES >> 3 & 15, (_CODES & 7) / 8
 _SIZES = np.where(_EXPONENT, 1 + _FRACTION, _FRACTION) * 2.0 ** (np.maximum(_EXPONENT, 1) - 7)
@@ -43,7 +42,7 @@ def show(task: RowTask) -> ShownRow | str:
             light = shard.light[task.row]
             step = -(-light.num_tokens // MAX_VALUES)
             rms = {
-                layer_id: _means(_rms_T(shard, task.row, layer_id, light.num_tokens), step)
+                layer_id: _rms(shard, task.row, layer_id, light.num_tokens, step)
                 for layer_id in task.identity.layer_ids
             }
     except (DatasetError, OSError, IndexError) as error:
@@ -64,22 +63,20 @@ def show(task: RowTask) -> ShownRow | str:
     )
 
 
-def _rms_T(shard: Shard, row: int, layer_id: int, num_tokens: int) -> NDArray[np.float64]:
-    """Return the root mean square [T] of each token's state; a few tokens at a time are decoded."""
+def _rms(shard: Shard, row: int, layer_id: int, num_tokens: int, step: int) -> tuple[float, ...]:
+    """Return the root mean square of the tokens' states, the mean of each `step` tokens."""
     states, *scales = shard.layer_bytes(row, layer_id, num_tokens)
     decode = DECODE["fp8" if scales else shard.provenance.identity.dtype]
-    chunks = np.array_split(states.reshape(num_tokens, -1), -(-num_tokens // CHUNK_TOKENS))
-    squares = [np.square(decode(chunk), dtype=np.float64).mean(axis=1) for chunk in chunks]
-    rms_T: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
-    if scales:
-        rms_T *= scales[0].view("<f4")
-    if not np.isfinite(rms_T).all():
+    states_TB = states.reshape(num_tokens, -1)
+    scales_T = scales[0].view("<f4") if scales else np.ones(num_tokens)
+    means = []
+    for begin in range(0, num_tokens, step):  # no more of them is decoded at once
+        part = slice(begin, begin + step)
+        squares_T = np.square(decode(states_TB[part]), dtype=np.float64).mean(axis=1)
+        means.append(float((np.sqrt(squares_T) * scales_T[part]).mean()))
+    if not np.isfinite(means).all():
         raise DatasetError(f"the states of layer {layer_id} are not finite")
-    return rms_T
-
-
-def _means(values_T: NDArray[np.float64], step: int) -> tuple[float, ...]:
-    return tuple(float(values_T[begin : begin + step].mean()) for begin in range(0, len(values_T), step))
+    return tuple(means)
 
 
 def _tokenizer(task: RowTask) -> tuple[Decode, int] | str:

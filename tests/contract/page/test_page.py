@@ -1,21 +1,28 @@
 """The page over HTTP: who sees what, what a browser may do with it, and what strangers wrote does nothing."""
 
-import json
 import re
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx2
 import pytest
 from sqlalchemy import update
+from typer.testing import CliRunner
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
-from service.page import events, session
+from service.cli.entry import app
+from service.errors import NotFound
+from service.page import session
+from service.page.jobs import job_context
 from service.settings import Settings
-from service.store import Store, hosts, jobs, plans, runs, schedules, workers
+from service.store import Store, deletion, hosts, jobs, plans, runs, schedules, workers
 from service.store.tables import JOB, SICKNESS
 from service.store.transitions import lock_job, record
 from tests.support.api import api_settings, begin, complete, job_body, reject, serving, small_target, stored
@@ -66,8 +73,12 @@ def add_key(api: httpx2.Client, name: str = "team-a", **grants: Any) -> tuple[st
     return answer.json()["id"], answer.json()["key"]
 
 
-def sign_in(api: httpx2.Client, key: str = ADMIN, **headers: str) -> httpx2.Response:
-    answer = api.post("/ui/sign-in", data={"key": key, "to": "/ui/workers"}, headers=headers)
+def cookie_name(api: httpx2.Client) -> str:
+    return f"quarry_session_127_0_0_1_{api.base_url.port}"
+
+
+def sign_in(api: httpx2.Client, key: str = ADMIN, to: str = "/ui/workers", **headers: str) -> httpx2.Response:
+    answer = api.post("/ui/sign-in", data={"key": key, "to": to}, headers=headers)
     api.cookies.clear()  # each request says itself whose it is
     return answer
 
@@ -96,11 +107,20 @@ def text_of(answer: httpx2.Response, status: int = 200) -> str:
 
 
 def test_without_a_key_every_page_leads_to_the_sign_in(api: httpx2.Client):
-    for path in ("/", "/ui/jobs/j-0000000000000000", "/ui/workers", "/ui/schedules", "/ui/events?job=x"):
-        for headers in ({}, bearer(), {"Cookie": f"quarry_session={ADMIN}"}):
+    for path in (
+        "/",
+        "/ui/jobs/j-0000000000000000",
+        "/ui/workers",
+        "/ui/schedules",
+        "/?state=running&limit=5",
+    ):
+        for headers in ({}, bearer(), {"Cookie": f"{cookie_name(api)}={ADMIN}"}):
             answer = api.get(path, headers=headers)
             assert answer.status_code == 303, "a key that is no cookie opens the API alone"
-            assert answer.headers["location"].startswith("/ui/sign-in?to=%2F")
+            assert answer.headers["location"] == f"/ui/sign-in?{urlencode({'to': path})}"
+        form = text_of(api.get(answer.headers["location"]))
+        (to,) = re.findall(r'name="to" value="([^"]*)"', form)
+        assert sign_in(api, to=unescape(to)).headers["location"] == path
 
 
 def test_the_cookie_opens_no_route_of_the_api(api: httpx2.Client):
@@ -141,7 +161,17 @@ def test_a_form_of_too_many_fields_is_refused(api: httpx2.Client):
     assert api.post("/ui/sign-in", data=dict.fromkeys("abcdef", "x")).status_code == 422
 
 
-@pytest.mark.parametrize("to", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:x"])
+@pytest.mark.parametrize(
+    "to",
+    [
+        "//evil.example",
+        "https://evil.example",
+        "/\\evil.example",
+        "javascript:x",
+        "/?a=\rb",
+        "/?" + "x" * 3000,
+    ],
+)
 def test_a_sign_in_leads_to_no_other_site(api: httpx2.Client, to: str):
     answer = api.post("/ui/sign-in", data={"key": ADMIN, "to": to})
     api.cookies.clear()
@@ -156,7 +186,7 @@ def test_a_session_ends_with_its_key_by_signing_out_or_in_time(
     signed_in = cookie(api, key)
     assert "team-a" in text_of(api.get("/", headers=signed_in))
     out = api.post("/ui/sign-in", data={}, headers=signed_in)
-    assert 'quarry_session=""' in out.headers["set-cookie"]
+    assert f'{cookie_name(api)}=""' in out.headers["set-cookie"]
     token = signed_in["Cookie"].partition("=")[2]
     for forged in (
         token[:-1] + ("0" if token[-1] != "0" else "1"),
@@ -164,7 +194,7 @@ def test_a_session_ends_with_its_key_by_signing_out_or_in_time(
         re.sub(r"[.]\d", ".9", token, count=1),
         f"{key_id}.{token}",
     ):
-        assert api.get("/", headers={"Cookie": f"quarry_session={forged}"}).status_code == 303
+        assert api.get("/", headers={"Cookie": f"{cookie_name(api)}={forged}"}).status_code == 303
     monkeypatch.setattr(session, "LASTS_S", -1)
     assert api.get("/", headers=cookie(api, key)).status_code == 303
     assert api.delete(f"/keys/{key_id}", headers=bearer()).status_code == 200
@@ -200,15 +230,22 @@ def test_an_owner_sees_nothing_of_anothers(api: httpx2.Client, store: Store, mod
         assert job_id not in api.get(path, headers=other).text
         assert "mine-alone" not in api.get(path, headers=other).text
     assert job_id in api.get("/", headers=cookie(api)).text, "an admin sees all"
-    with api.stream("GET", f"/ui/events?job={job_id}", headers=other) as stream:
-        assert "{}" in next(line for line in stream.iter_lines() if line.startswith("data: "))
 
 
 def test_every_answer_bounds_what_a_browser_does_with_it(api: httpx2.Client):
     signed_in = cookie(api)
     style = re.search(r'href="(/ui/static/[^"]*css)"', api.get("/", headers=signed_in).text)
     assert style is not None
-    for path in ("/", "/ui/workers", "/ui/sign-in", "/ui/jobs/x", "/?state=none", "/ui/events", style[1]):
+    for path in (
+        "/",
+        "/ui/workers",
+        "/ui/sign-in",
+        "/ui/jobs/x",
+        "/?state=none",
+        "/ui/none",
+        "/ui/",
+        style[1],
+    ):
         headers = api.get(path, headers=signed_in).headers
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; ")
@@ -217,7 +254,9 @@ def test_every_answer_bounds_what_a_browser_does_with_it(api: httpx2.Client):
         assert headers["x-content-type-options"] == "nosniff"
         kept = "immutable" if path == style[1] else "no-store"
         assert kept in headers["cache-control"]
-    assert api.get("/ui/static/x/../../page.css").status_code == 404
+    for path in (style[1].replace(style[1].split("/")[3], "x"), style[1].replace("page.css", "page.js")):
+        assert "no such file" in text_of(api.get(path), 404), "of another version of the service"
+        assert api.get(path).headers["cache-control"] == "no-store"
     assert "field <code>" not in text_of(api.get("/?colour=red", headers=signed_in), 422)
 
 
@@ -246,6 +285,7 @@ def test_all_is_there_without_scripts_and_lists_have_pages(api: httpx2.Client, s
     second = api.get(f"/ui/jobs/{job_id}/rejects{following}", headers=signed_in).text
     assert ("row 5" in first, "row 5" in second, "row 6" in second) == (True, False, True)
     files = api.get(f"/ui/jobs/{job_id}/files?limit=2", headers=signed_in).text
+    assert f"$QUARRY_KEY&#34; -O {api.base_url}/jobs/{job_id}/files/data/{job_id}/train-00000" in files
     (following,) = re.findall(r'href="([^"]*)" rel="next"', files)
     assert "train-00002" in api.get(f"/ui/jobs/{job_id}/files{following}", headers=signed_in).text
     other = submit(api, model)
@@ -256,21 +296,51 @@ def test_all_is_there_without_scripts_and_lists_have_pages(api: httpx2.Client, s
     store.write(jobs.cancel, other)
 
 
-def test_an_event_stream_sends_what_has_changed_and_ends_with_its_key(
+def test_head_is_answered_as_get_without_its_body(api: httpx2.Client):
+    for path in ("/", "/ui/workers", "/ui/sign-in", "/ui/none"):
+        asked, headed = (api.request(method, path, headers=cookie(api)) for method in ("GET", "HEAD"))
+        assert (headed.status_code, headed.content) == (asked.status_code, b""), path
+        assert headed.headers["content-type"] == asked.headers["content-type"]
+
+
+def test_an_address_without_a_page_is_answered_with_one(api: httpx2.Client):
+    for path in ("/ui/none", "/ui/jobs/a/b/c/d", "/ui/static/x", "/ui/events"):
+        assert "no such page" in text_of(api.get(path), 404)
+
+
+def test_services_on_one_host_keep_their_sessions_apart(api: httpx2.Client, tmp_path: Path):
+    (tmp_path / "admin").write_text("b" * 40)
+    with serving(api_settings(tmp_path, admin_key_file=tmp_path / "admin")) as other:
+        both = "; ".join(cookie(one, key)["Cookie"] for one, key in ((api, ADMIN), (other, "b" * 40)))
+        for one in (api, other):
+            assert one.get("/", headers={"Cookie": both}).status_code == 200
+
+
+def test_the_commands_work_as_they_are_pasted(
     api: httpx2.Client, store: Store, model: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(events, "ASK_AGAIN_S", 0.0)
-    key_id, key = add_key(api, "watcher", model_roots=[str(model.parent)])
-    job_id = submit(api, model, key)
-    with api.stream("GET", f"/ui/events?job={job_id}", headers=cookie(api, key)) as stream:
-        told = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
-        first = next(told)[job_id]
-        assert (first["state"], first["planned"]) == ("queued", "0 so far")
-        store.write(jobs.pause, job_id)
-        assert next(told)[job_id]["state"] == "paused"
-        api.delete(f"/keys/{key_id}", headers=bearer())
-        assert list(told) == []
-    assert api.get("/ui/events?job=' OR 1", headers=cookie(api)).status_code == 422
+    """At any address, with the key of the environment."""
+    monkeypatch.setenv("QUARRY_KEY", ADMIN)
+    job_id = submit(api, model)
+    for verb, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        text = text_of(api.get(f"/ui/jobs/{job_id}", headers=cookie(api)))
+        commands = [shlex.split(unescape(one)) for one in re.findall(r"<code>(quarry [^<]*)</code>", text)]
+        (command,) = [one for one in commands if one[2] == verb]
+        assert CliRunner().invoke(app, command[1:]).exit_code == 0
+        assert store.read(jobs.state, job_id) == state
+    over_tls = cookie(api) | {"X-Forwarded-Proto": "https"}
+    text = text_of(api.get(f"/ui/jobs/{job_id}", headers=over_tls))
+    assert f"--server https://127.0.0.1:{api.base_url.port}<" in text
+
+
+def test_a_job_that_is_deleted_while_its_page_is_made_is_not_found(
+    api: httpx2.Client, store: Store, model: Path
+):
+    job = store.read(jobs.job, submit(api, model))
+    for verb in (jobs.cancel, partial(deletion.begin, with_dataset=False), deletion.forget):
+        store.write(verb, job.id)
+    with pytest.raises(NotFound):
+        store.read(job_context, job)
 
 
 def plant(store: Store, job_id: str, evil: str) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import httpx2
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.names import shard_path
+from service.plan.child import stored_row
 from service.plan.child.stored_row import show
 from service.plan.child.task import RowTask
 from service.settings import Settings
@@ -69,6 +71,21 @@ def test_the_size_of_the_states_is_that_of_the_stored_ones(tmp_path: Path, compr
         for layer in LAYERS:
             rms_T = read_states(shard, 1, layer).double().square().mean(1).sqrt()
             assert list(shown.rms[layer]) == pytest.approx(rms_T.tolist(), rel=1e-2)
+
+
+def test_of_a_long_row_each_value_is_the_mean_of_some_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    about = an_identity("fp8", dtype="bfloat16")
+    land_files(tmp_path, JOB, about, 1, 1, 3)
+    task = RowTask(tmp_path / shard_path(JOB, 1), 1, "org/none-here", (), about)
+    single = show(task)
+    monkeypatch.setattr(stored_row, "MAX_VALUES", 2)
+    means = show(task)
+    assert not isinstance(single, str) and not isinstance(means, str)
+    tokens = len(row_tokens(1, 1))
+    assert (single.step, means.step) == (1, -(-tokens // 2))
+    for layer, values in single.rms.items():
+        parts = values[: means.step], values[means.step :]
+        assert means.rms[layer] == pytest.approx([fmean(part) for part in parts])
 
 
 def test_a_row_is_shown_with_its_mask_and_its_layers(api: httpx2.Client, store: Store):
