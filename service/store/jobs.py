@@ -4,6 +4,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
@@ -256,6 +257,13 @@ def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:
         query = query.where(~workers.left_by(tx, worker) | JOB.c.state.not_in(TO_CAPTURE))
     rows = tx.connection.execute(query)
     return dict.fromkeys(JobState, 0) | {state: number for state, number in rows}
+
+
+def last_change(tx: Transaction, owner: str | None = None) -> tuple[datetime | None, int]:
+    """Return when a job of `owner`, or any, was changed last, and how many there are."""
+    query = select(func.max(JOB.c.updated_at), func.count())
+    changed_at, number = tx.connection.execute(query.where(JOB.c.owner == owner) if owner else query).one()
+    return changed_at, number
 
 
 def state(tx: Transaction, job_id: str) -> JobState:

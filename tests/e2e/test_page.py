@@ -102,7 +102,7 @@ def test_a_page_follows_its_jobs_and_rests_while_nobody_looks(service: Seeded, b
     browser.ask(f"{hide}; document.dispatchEvent(new Event('visibilitychange')); 1")
     time.sleep(1)  # an answer that is on its way
     last = browser.ask(written)
-    time.sleep(5)
+    time.sleep(8)
     assert browser.ask(written) == last
 
 
@@ -112,9 +112,9 @@ def test_the_list_says_for_what_a_job_waits_while_it_does(service: Seeded, brows
     browser.ask("window.link = document.querySelector('tbody a'); link.focus(); 1")
     request = service.client.get(f"/jobs/{service.jobs['whole']}/request").json()
     job_id = service.client.post("/extract", json=request, params={"priority": -9}).json()["id"]
+    service.client.post(f"/jobs/{job_id}/pause").raise_for_status()
     until(browser, f"Boolean(window.row = document.getElementById({job_id!r}))")
     waits = "(row.querySelector('.waits') || {innerText: ''}).innerText"
-    service.client.post(f"/jobs/{job_id}/pause").raise_for_status()
     until(browser, f"{waits} === 'waits for somebody who resumes it'")
     changed = "row.querySelector('time').dateTime"
     before = browser.ask(changed)

@@ -1,9 +1,10 @@
-// Asks for the page again while somebody looks, and replaces what has changed. Without it the page is as it was made.
+// Asks for the page again when the event stream says that something has changed, or else now and then, and replaces
+// what is different: while somebody looks. Without it the page is as it was made.
 "use strict";
 (() => {
-  const EVERY_MS = 3000, RETRY_MS = 15000;
+  const LEAST_MS = 5000, MOST_MS = 30000;
   const main = document.getElementById("main"), live = document.getElementById("live");
-  let timer = 0, asking = false;
+  let timer = 0, asking = false, again = false, asked = Date.now(), source = null;
 
   const say = (text) => { if (live.textContent !== text) { live.textContent = text; live.dataset.on = text === "live"; } };
   const offerCopies = (root) => { for (const one of root.querySelectorAll(".copy")) one.hidden = !navigator.clipboard; };
@@ -28,9 +29,7 @@
 
   const ask = async () => {
     if (asking) return;
-    let wait = RETRY_MS;
     asking = true;
-    clearTimeout(timer);
     try {
       const answer = await fetch(location.href, { redirect: "manual" });
       // The key has ended, the job is gone: what there is to say is a page.
@@ -40,13 +39,28 @@
       offerCopies(made);
       merge(main, made);
       say("live");
-      wait = EVERY_MS;
     } catch {
       say("not live");
     } finally {
       asking = false;
-      if (!document.hidden) timer = setTimeout(ask, wait);
+      asked = Date.now();
+      askIn(again ? LEAST_MS : MOST_MS);
+      again = false;
     }
+  };
+
+  const askIn = (wait) => { clearTimeout(timer); if (!document.hidden) timer = setTimeout(ask, wait); };
+  const changed = () => { if (asking) again = true; else askIn(Math.max(0, asked + LEAST_MS - Date.now())); };
+
+  const look = () => {
+    if (source) source.close();
+    source = null;
+    clearTimeout(timer);
+    if (document.hidden) return;
+    askIn(Math.max(0, asked + MOST_MS - Date.now()));
+    if (main.dataset.live !== "jobs") return;
+    source = new EventSource("/ui/events");
+    source.onmessage = changed;
   };
 
   document.addEventListener("click", async ({ target }) => {
@@ -57,6 +71,7 @@
   });
   offerCopies(document);
   if (!("live" in main.dataset)) return;
-  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : ask()));
-  timer = setTimeout(ask, EVERY_MS);
+  document.addEventListener("visibilitychange", look);
+  window.addEventListener("pagehide", () => { if (source) source.close(); });
+  look();
 })();

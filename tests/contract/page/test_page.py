@@ -304,7 +304,7 @@ def test_head_is_answered_as_get_without_its_body(api: httpx2.Client):
 
 
 def test_an_address_without_a_page_is_answered_with_one(api: httpx2.Client):
-    for path in ("/ui/none", "/ui/jobs/a/b/c/d", "/ui/static/x", "/ui/events"):
+    for path in ("/ui/none", "/ui/jobs/a/b/c/d", "/ui/static/x"):
         assert "no such page" in text_of(api.get(path), 404)
 
 

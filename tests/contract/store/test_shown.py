@@ -36,6 +36,20 @@ def test_the_newest_events_are_those_of_the_job_newest_first(store: Store) -> No
     assert store.read(jobs.recent_events, job_id(3), 3) == []
 
 
+def test_the_last_change_is_of_the_owners_jobs(store: Store, clock: Clock) -> None:
+    assert store.read(jobs.last_change) == (None, 0)
+    for number, owner in enumerate(("ada", "bob"), 1):
+        store.write(jobs.submit, NewJob.of(job_id(number), owner, a_request()))
+        with store.writing() as tx:
+            tx.connection.execute(update(JOB).where(JOB.c.id == job_id(number)).values(owner=owner))
+    before = [store.read(jobs.last_change, owner) for owner in ("ada", "bob", None)]
+    clock.advance(5)
+    store.write(jobs.pause, job_id(2))
+    after = [store.read(jobs.last_change, owner) for owner in ("ada", "bob", None)]
+    assert [number for _, number in after] == [1, 1, 2]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [False, True, True]
+
+
 def test_the_head_of_a_request_is_its_beginning(store: Store) -> None:
     store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request("a" * 1000)))
     whole = store.read(jobs.request_json, job_id(1))

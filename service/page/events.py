@@ -1,0 +1,39 @@
+"""The event stream of the pages: it says that something has changed, and the page asks for itself again."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from fastapi import Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from schemas.keys import Scope
+from service.api.routes.jobs import ASK_AGAIN_S
+from service.api.routes.resources import CallerOf, StoreOf
+from service.errors import KeyRefused, StoreUnavailable
+from service.page.session import pages
+from service.store import jobs
+
+EVERY_S = 2.0
+"""Between two looks at the store; a hundred commits between them are one message."""
+
+router = pages(Scope.JOBS_READ)
+
+
+@router.get("/ui/events", response_class=EventSourceResponse)
+async def follow(request: Request, store: StoreOf, asks: CallerOf) -> AsyncIterator[ServerSentEvent]:
+    """Say when one of the caller's jobs is new or changed, until the key is revoked or the server ends."""
+    seen, asked_s = None, time.monotonic()
+    while not request.app.state.stopping():
+        try:
+            if time.monotonic() - asked_s > ASK_AGAIN_S:
+                await run_in_threadpool(request.state.ask_again)
+                asked_s = time.monotonic()
+            newest = await run_in_threadpool(store.read, jobs.last_change, asks.sees_only)
+        except (KeyRefused, StoreUnavailable):
+            return  # the browser comes back, and is told
+        if newest != seen:
+            yield ServerSentEvent(raw_data="changed")
+        seen = newest
+        await asyncio.sleep(EVERY_S)

@@ -1,0 +1,54 @@
+"""The event stream of the pages."""
+
+from pathlib import Path
+
+import pytest
+
+from service.page import events
+from service.store import jobs
+from tests.support.api import api_settings, job_body, serving, small_target, stored
+
+ADMIN = "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(events, "EVERY_S", 0.05)
+
+
+def test_it_says_that_a_job_has_changed_and_ends_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "admin").write_text(ADMIN)
+    settings = api_settings(tmp_path, admin_key_file=tmp_path / "admin")
+    admin = {"Authorization": f"Bearer {ADMIN}"}
+    with serving(settings) as api, stored(settings) as store:
+        new = {"name": "ada", "scopes": ["jobs:read", "jobs:write"], "model_roots": [str(tmp_path)]}
+        made = api.post("/keys", json=new, headers=admin).json()
+        assert api.post("/ui/sign-in", data={"key": made["key"]}).status_code == 303
+        with api.stream("GET", "/ui/events") as stream:
+            told = (line for line in stream.iter_lines() if line.startswith("data: "))
+            assert next(told) == "data: changed"
+            body = job_body(small_target(tmp_path / "model"))
+            mine = api.post("/extract", json=body, headers={"Authorization": f"Bearer {made['key']}"})
+            assert next(told) == "data: changed"
+            store.write(jobs.pause, mine.json()["id"])
+            assert next(told) == "data: changed"
+            api.delete(f"/keys/{made['id']}", headers=admin).raise_for_status()
+            assert list(told) == [], "it has ended"
+        assert api.get("/ui/events").status_code == 303
+
+
+def test_anothers_jobs_are_not_told_of(tmp_path: Path) -> None:
+    (tmp_path / "admin").write_text(ADMIN)
+    settings = api_settings(tmp_path, admin_key_file=tmp_path / "admin")
+    admin = {"Authorization": f"Bearer {ADMIN}"}
+    with serving(settings) as api:
+        made = api.post("/keys", json={"name": "ada", "scopes": ["jobs:read"]}, headers=admin).json()
+        assert api.post("/ui/sign-in", data={"key": made["key"]}).status_code == 303
+        with api.stream("GET", "/ui/events") as stream:
+            told = (line for line in stream.iter_lines() if line.startswith("data: "))
+            assert next(told) == "data: changed"
+            body = job_body(small_target(tmp_path / "model"))
+            api.post("/extract", json=body, headers=admin).raise_for_status()
+            api.delete(f"/keys/{made['id']}", headers=admin).raise_for_status()
+            assert list(told) == []
