@@ -54,7 +54,7 @@ class Target:
         return torch.cat([self.logits(row.normed(part)).argmax(-1) for part in parts])
 
 
-def read_target(source: Source, folder: str | None) -> Target:
+def read_target(source: Source) -> Target:
     """Read the target of a dataset. Raises OptionRefused (`target`), EngineRefused, UnknownModel."""
     about, identity = source.rows.about, source.identity
     found = find_target(source, with_weights=True)
