@@ -13,13 +13,7 @@ from schemas.dataset.seal import make_folder, sealing
 from schemas.digest import canonical_sha256
 from schemas.generate import CapturePasses, Generate
 from schemas.identity import Identity
-from schemas.names import (
-    MAX_UNITS,
-    frozen_source_path,
-    is_local_model,
-    known_hashes_path,
-    posted_path,
-)
+from schemas.names import MAX_UNITS, frozen_source_path, is_local_model, known_hashes_path, posted_path
 from schemas.request import ExtractRequest
 from schemas.schedule import ChangedRecipe
 from schemas.source import PostedSource

@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from schemas.dataset.entries import FileEntry, ShardEntry
-from schemas.names import (
-    CARD_PATH,
-    FINAL_NORM_PATH,
-    JOBS_PATH,
-    MANIFEST_FOLDER,
-    is_job_id,
-    manifest_path,
-)
+from schemas.names import CARD_PATH, FINAL_NORM_PATH, JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
 from service import apart
 from service.artifacts.repository import Repository
 from service.errors import OptionRefused

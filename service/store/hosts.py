@@ -13,17 +13,7 @@ from service.store import jobs, totals, workers
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.stopping import UNLEASED, stop
-from service.store.tables import (
-    HOST,
-    JOB,
-    REJECT,
-    SHARD,
-    TASK,
-    TOKEN_COUNTS,
-    UNIT,
-    UNIT_COMMIT,
-    WORKER,
-)
+from service.store.tables import HOST, JOB, REJECT, SHARD, TASK, TOKEN_COUNTS, UNIT, UNIT_COMMIT, WORKER
 from service.store.transitions import LockedJob, count, lock_job, record
 from service.store.values import HOME, TaskKind, TaskState
 

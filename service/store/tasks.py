@@ -9,13 +9,7 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from sqlalchemy import (
-    and_,
-    bindparam,
-    delete,
-    select,
-    update,
-)
+from sqlalchemy import and_, bindparam, delete, select, update
 
 from schemas.job import JobState, Problem
 from service.errors import STORE_AWAY, LeaseLost, NotFound, Outcome, QuarryError, internal_error
