@@ -8,14 +8,7 @@ from schemas.base import Wire
 from schemas.digest import canonical_json, canonical_sha256
 from schemas.generate import CapturePasses, Generate
 from schemas.names import JobId
-from schemas.request import (
-    Compression,
-    Dtype,
-    Duplicates,
-    LossRule,
-    OptionalPart,
-    TooLong,
-)
+from schemas.request import Compression, Dtype, Duplicates, LossRule, OptionalPart, TooLong
 
 SCHEMA_VERSION = 2
 """Of the format of datasets. Version 1 was written before Quarry 0.2.0."""

@@ -6,28 +6,13 @@ from itertools import count
 from pathlib import PurePath
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from schemas.base import Wire
 from schemas.digest import canonical_json
 from schemas.generate import MIX_LABEL, Generate, TemplateKwargs
 from schemas.names import ConfigName, LabelName, RepoId, is_local_model, shown_model
-from schemas.source import (
-    MAX_LABELS,
-    MAX_SAMPLE_TOKENS,
-    InlineSource,
-    JsonObject,
-    Name,
-    Repeatable,
-    Source,
-)
+from schemas.source import MAX_LABELS, MAX_SAMPLE_TOKENS, InlineSource, JsonObject, Name, Repeatable, Source
 from schemas.webhook import Webhook
 
 MAX_LAYER_ID = 1024

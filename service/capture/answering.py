@@ -20,7 +20,7 @@ from schemas.generate import MIX_LABEL, Ending, Generate
 from schemas.identity import Identity
 from schemas.receipts import AttemptId
 from service.capture.engine import Answer, Engine, Prompt, PromptRefused
-from service.capture.renderer import Message, Reading, Renderer
+from service.capture.renderer import Message, Reading, Renderer, Talk
 from service.plan.sources.rows import RejectedError, RejectReason
 from service.proof.checks import Written
 
@@ -120,15 +120,6 @@ class Row:
         """Return the row as it must be stored."""
         prompt_tokens = int(np.append(self.mask, 1).argmax())
         return Written(np.asarray(self.ids, np.int32), np.asarray(self.mask, np.uint8), prompt_tokens)
-
-
-@dataclass(slots=True)
-class Talk:
-    """A conversation as far as it was answered: its messages, the job's tools for it, its `mix` entry."""
-
-    tools: list[Message] | None
-    entry: str | None
-    messages: list[Message] = field(default_factory=list)
 
 
 def row_name(attempt_id: AttemptId, number: int) -> str:
@@ -246,7 +237,7 @@ class Answering:
     async def _prompted(self, planned: Planned, talk: Talk) -> Row:
         """Return a row that begins with the prompt of the next turn. Raises RejectedError."""
         assert self._renderer is not None  # noqa: S101
-        prompt = (await self._renderer.prompt(talk.messages, talk.tools, talk.entry)).tolist()
+        prompt = (await self._renderer.prompt(talk)).tolist()
         if prompt[: len(planned.prompt)] != planned.prompt:
             detail = "the prompt does not begin as it was planned: an answer changes its beginning"
             raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
@@ -276,9 +267,7 @@ class Answering:
         if self._renderer is not None:
             said = answer.token_ids[:-1] if answer.ended == "end" else answer.token_ids
             is_stopped = answer.ended == "stop"
-            reading = await self._renderer.read(
-                row.ids[-CONTEXT:], said, talk.tools, talk.entry, is_stopped=is_stopped
-            )
+            reading = await self._renderer.read(row.ids[-CONTEXT:], said, talk, is_stopped=is_stopped)
             if reading.fault:
                 self.counts["broken tool call"] += 1
                 raise ConversationRejected(RejectReason.BROKEN_TOOL_CALL, reading.fault)
@@ -317,7 +306,7 @@ class Answering:
         """
         if self._renderer is None or not turn:
             return
-        if not await self._renderer.is_prompt(row.ids, talk.messages, talk.tools, talk.entry):
+        if not await self._renderer.is_prompt(row.ids, talk):
             detail = (
                 "the template writes an answer otherwise than it was given, or something else for its sake"
             )
@@ -361,9 +350,7 @@ class Answering:
 
     async def _held_against(self, row: Row, talk: Talk, renderer: Renderer, *, last_only: bool) -> Row:
         """Return the row, or what its text becomes where other tokens are wanted. Raises RejectedError."""
-        ids, mask = await renderer.rendered(
-            talk.messages, talk.tools, talk.entry, row.ends, last_only=last_only
-        )
+        ids, mask = await renderer.rendered(talk, row.ends, last_only=last_only)
         said = np.asarray(row.ids[:-1] if row.has_end else row.ids)
         if np.array_equal(ids[: len(said)], said):
             return row

@@ -155,9 +155,7 @@ class Capture:
                 await asyncio.to_thread(self._store.write, said)
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.lease_s / BEATS):
-                    await ended.wait()
+            await unless(asyncio.sleep(self._settings.lease_s / BEATS), ended)
 
     async def _known_host(self) -> int:
         """Raises what `host_of` raises."""
@@ -375,13 +373,8 @@ class Capture:
 
     async def _pause(self) -> None:
         """Wait for room for a unit, for `stop`, or for the next look at the store."""
-        waiting = {asyncio.create_task(event.wait()) for event in (self.stop, self._room)}
-        try:
-            await asyncio.wait(waiting, timeout=self._settings.poll_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._room.clear()
-            for task in waiting:
-                task.cancel()
+        await unless(asyncio.sleep(self._settings.poll_s), self.stop, self._room)
+        self._room.clear()
 
     async def _give_back(self) -> None:
         """Cancel what still runs and return its leases, so that nobody waits for them to expire."""

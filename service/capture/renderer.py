@@ -6,7 +6,7 @@ One child a job. What it says is checked: it runs what a stranger wrote.
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,15 @@ from service.store import Store, UnitLease, jobs
 Message = Mapping[str, Any]
 PARSER_BYTES = 2**33
 """Address space for vLLM, whose parsers the child may import."""
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation as far as it was answered: its messages, the job's tools for it, its `mix` entry."""
+
+    tools: list[Message] | None
+    entry: str | None
+    messages: list[Message] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,59 +93,42 @@ class Renderer:
         """Whether another one must be started."""
         return self._error is not None
 
-    async def prompt(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None, entry: str | None
-    ) -> npt.NDArray[np.int32]:
+    async def prompt(self, talk: Talk) -> npt.NDArray[np.int32]:
         """Return the token ids, int32 `[T]`, that the next turn answers to."""
-        (length, *_), body = await self._ask("prompt", messages, tools, entry)
+        (length, *_), body = await self._ask("prompt", talk.messages, talk.tools, talk.entry)
         return _ids(length, body)
 
     async def rendered(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message] | None,
-        entry: str | None,
-        ends: Sequence[int | None],
-        *,
-        last_only: bool,
+        self, talk: Talk, ends: Sequence[int | None], *, last_only: bool
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return token ids and loss mask, `[T]`, of a conversation up to its last supervised token.
 
         All answers are supervised, or the last; a mark behind one only if it `ends` by it.
         """
-        (length, *_), body = await self._ask("rendered", messages, tools, entry, ends, last_only)
+        conversation = talk.messages, talk.tools, talk.entry
+        (length, *_), body = await self._ask("rendered", *conversation, ends, last_only)
         ids = _ids(length, body)
         mask = np.frombuffer(body, np.uint8, len(ids), 4 * len(ids))
         return ids, mask
 
-    async def is_prompt(
-        self,
-        token_ids: Sequence[int],
-        messages: Sequence[Message],
-        tools: Sequence[Message] | None,
-        entry: str | None,
-    ) -> bool:
+    async def is_prompt(self, token_ids: Sequence[int], talk: Talk) -> bool:
         """Say whether tokens read as the prompt of the next turn does."""
-        values, _ = await self._ask("is prompt", list(token_ids), messages, tools, entry)
+        conversation = talk.messages, talk.tools, talk.entry
+        values, _ = await self._ask("is prompt", list(token_ids), *conversation)
         match values:
             case [bool(same)]:
                 return same
         raise _unexpected(values)
 
     async def read(
-        self,
-        before: Sequence[int],
-        token_ids: Sequence[int],
-        tools: Sequence[Message] | None,
-        entry: str | None,
-        *,
-        is_stopped: bool,
+        self, before: Sequence[int], token_ids: Sequence[int], talk: Talk, *, is_stopped: bool
     ) -> Reading:
         """Return what an answer says, behind the last tokens `before` it.
 
         One that `is_stopped` ends with a `stop` string, which goes.
         """
-        values, _ = await self._ask("read", list(before), list(token_ids), tools, entry, is_stopped)
+        said = list(before), list(token_ids)
+        values, _ = await self._ask("read", *said, talk.tools, talk.entry, is_stopped)
         match values:
             case [dict(message), str(fault), str(lost)]:
                 return Reading(message, fault, lost)

@@ -88,10 +88,8 @@ class Budget:
     def checking(self, owner: str | None) -> Iterator[None]:
         """Wait in a thread as `turn` does, for a child that checks a request. Raises ServiceBusy."""
         share = CHECKS if owner is None else CHECKS // 2
-        own, until_s = (
-            self._checks.setdefault(owner, threading.Semaphore(share)),
-            time.monotonic() + CHECK_WAIT_S,
-        )
+        own = self._checks.setdefault(owner, threading.Semaphore(share))
+        until_s = time.monotonic() + CHECK_WAIT_S
         with ExitStack() as held:
             for semaphore in (own, self._all_checks):
                 if not semaphore.acquire(timeout=max(0.0, until_s - time.monotonic())):

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from service.errors import IllegalMove, NotFound, removing
@@ -14,7 +15,7 @@ from service.plan.posted import give_back
 from service.settings import Settings
 from service.store import DeletionLease, Store, deletion
 from service.work.keeper import Keeper, Kept
-from service.work.runner import Stopped, one_of_many, run_next
+from service.work.runner import one_of_many, run_next
 
 DELETED = ".deleted-"
 """Prefix of a dataset folder that is being removed: half of a dataset never has a dataset's name."""
@@ -46,18 +47,10 @@ def run_deletion(
         _remove_files(store, settings, lease.job_id, with_dataset=lease.with_dataset)
         while store.write(deletion.forget, lease.job_id):
             kept.check()
-            if stopped():
-                raise Stopped
             time.sleep(PAUSE_S)
 
-    return run_next(
-        store,
-        keeper,
-        take=lambda: deletion.lease(store, owner, settings.lease_s),
-        work=work,
-        stopped=stopped,
-        max_attempts=1,
-    )
+    take = partial(deletion.lease, store, owner, settings.lease_s)
+    return run_next(store, keeper, take, work, stopped, max_attempts=1)
 
 
 def run_retention(

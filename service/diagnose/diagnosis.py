@@ -16,8 +16,7 @@ from service.diagnose.target import Target, objectives, read_target
 from service.diagnose.tried import Search, search
 from service.errors import SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
-from service.export.source import Source, open_source
-from service.reader import ReaderError
+from service.export.source import Source, open_source, refusing_datasets
 
 SEARCH_ROWS, SEARCH_PLACES = 40, 32
 """Rows for the changes, each of which is a forward pass of its own, and places in each."""
@@ -82,14 +81,11 @@ def diagnose(
 
     Raises OptionRefused (`drafter`, `target`), SourceRefused (`dataset`), UnknownModel.
     """
-    try:
+    with refusing_datasets():
         options = ExportOptions(to=FormatName.SPECULATORS, algorithm=Algorithm.MTP, target=target)
         source = open_source(dataset, options)
-        model = read_target(source, target)
+        model = read_target(source)
         return _measured(folder, dataset, source, Drafter(folder, model), num_rows), source, model
-    except ReaderError as error:
-        cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
-        raise SourceRefused(str(error), field="dataset", cure=cure) from error
 
 
 def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_rows: int) -> Diagnosis:

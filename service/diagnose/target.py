@@ -40,13 +40,10 @@ class Target:
 
     def logits(self, normed_TH: torch.Tensor, weight_VH: torch.Tensor | None = None) -> torch.Tensor:
         """Return [T, V] of states after the final norm; another head's if `weight_VH` is given."""
-        head = self.head if weight_VH is None else replace(self.head, weight_VH=weight_VH, bias_V=None)
-        logits_TV = normed_TH.float() @ head.weight_VH.T
-        if head.bias_V is not None:
-            logits_TV += head.bias_V.float()
-        if head.soft_cap:
-            logits_TV = head.soft_cap * torch.tanh(logits_TV / head.soft_cap)
-        return logits_TV * head.scale
+        if weight_VH is not None:
+            return self.head.shaped(normed_TH.float() @ weight_VH.T, None)
+        bias_V = None if self.head.bias_V is None else self.head.bias_V.float()
+        return self.head.shaped(normed_TH.float() @ self.head.weight_VH.T, bias_V)
 
     def likeliest(self, row: Row) -> torch.Tensor:
         """Return the token [T] that it says after each of a row."""
@@ -54,7 +51,7 @@ class Target:
         return torch.cat([self.logits(row.normed(part)).argmax(-1) for part in parts])
 
 
-def read_target(source: Source, folder: str | None) -> Target:
+def read_target(source: Source) -> Target:
     """Read the target of a dataset. Raises OptionRefused (`target`), EngineRefused, UnknownModel."""
     about, identity = source.rows.about, source.identity
     found = find_target(source, with_weights=True)

@@ -4,9 +4,7 @@ While one file waits for the disk, others are read, normed and checksummed, sinc
 An error ends the export at the first file, in order, that has one.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +18,7 @@ from service.export.record import LOCK, begin, end, identity_of
 from service.export.source import Source, open_source, refusing_datasets
 from service.folder_lock import locked
 from service.reader import Row
+from service.reader.ahead import made_ahead
 
 FILES_AT_ONCE = 4
 """In memory at most, each by a row unless its format needs a whole file."""
@@ -73,26 +72,14 @@ def _write(source: Source, trainer_format: Format, out: Path) -> Exported:
 def _write_rows(source: Source, trainer_format: Format, out: Path) -> int:
     """Seal every file of rows that is not there yet; return how many rows all of them hold."""
 
-    def seal(row_file: RowFile) -> None:
+    def seal(row_file: RowFile) -> int:
         if not (out / row_file.path).exists():
             with sealing(out / row_file.path) as temporary:
                 trainer_format.write(temporary, _rows(source, row_file.numbers))
+        return len(row_file.numbers)
 
-    num_rows = 0
-    pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        try:
-            for row_file in trainer_format.row_files():
-                num_rows += len(row_file.numbers)
-                pending.append(pool.submit(seal, row_file))
-                if len(pending) > FILES_AT_ONCE:
-                    pending.popleft().result()
-            for future in pending:
-                future.result()
-        finally:
-            # No file is begun after an error: the folder is unlocked next.
-            pool.shutdown(cancel_futures=True)
-    return num_rows
+    files = trainer_format.row_files()
+    return sum(made_ahead(seal, files, ahead=FILES_AT_ONCE, threads=FILES_AT_ONCE))
 
 
 def _rows(source: Source, numbers: Iterable[int]) -> Iterator[Row]:

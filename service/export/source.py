@@ -9,6 +9,7 @@ from schemas.identity import Identity
 from service.errors import OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
 from service.reader import QuarryDataset, ReaderError
+from service.reader.row import About
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +60,13 @@ def refusing_datasets() -> Iterator[None]:
         raise SourceRefused(str(error), field="dataset", cure=cure) from error
 
 
-_DECIDE_TENSORS = (
-    "model",
-    "revision",
-    "weights_sha256",
-    "dtype",
-    "hidden_size",
-    "num_layers",
-    "layer_ids",
-    "compression",
-)
-
-
 def _check_alike(manifests: dict[str, Manifest]) -> None:
     first_job, *others = manifests
-    first = manifests[first_job].provenance.identity
+    first = About.of(manifests[first_job].provenance)
     for job in others:
-        identity = manifests[job].provenance.identity
-        for name in _DECIDE_TENSORS:
-            if getattr(identity, name) != getattr(first, name):
+        about = About.of(manifests[job].provenance)
+        for name in About.__slots__:
+            if getattr(about, name) != getattr(first, name):
                 raise SourceRefused(
                     f"the jobs {first_job} and {job} differ in {name}",
                     field="job",

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
@@ -12,13 +13,7 @@ from schemas.dataset.seal import make_folder, sealing
 from schemas.digest import canonical_sha256
 from schemas.generate import CapturePasses, Generate
 from schemas.identity import Identity
-from schemas.names import (
-    MAX_UNITS,
-    frozen_source_path,
-    is_local_model,
-    known_hashes_path,
-    posted_path,
-)
+from schemas.names import MAX_UNITS, frozen_source_path, is_local_model, known_hashes_path, posted_path
 from schemas.request import ExtractRequest
 from schemas.schedule import ChangedRecipe
 from schemas.source import PostedSource
@@ -44,7 +39,7 @@ from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, spools
 from service.work.keeper import Keeper, Kept
-from service.work.runner import Stopped, run_next
+from service.work.runner import run_next
 
 GIVE_WAY_S = 1.0
 """How often a plan looks for a job of a higher priority that waits to be planned."""
@@ -74,8 +69,6 @@ def run_planning(
         def watch() -> None:
             nonlocal looked_s
             kept.check()
-            if stopped():
-                raise Stopped
             if len(waiting) < MAX_WAITING and time.monotonic() - looked_s > GIVE_WAY_S:
                 while run_planning(store, settings, owner, stopped, keeper, (*waiting, lease.job_id)):
                     kept.check()
@@ -83,14 +76,9 @@ def run_planning(
 
         plan_job(lease, store, settings, watch)
 
-    return run_next(
-        store,
-        keeper,
-        take=lambda: plans.lease(store, owner, settings.lease_s, outranking=waiting[-1] if waiting else None),
-        work=work,
-        stopped=stopped,
-        max_attempts=settings.unit_attempts,
-    )
+    outranking = waiting[-1] if waiting else None
+    take = partial(plans.lease, store, owner, settings.lease_s, outranking=outranking)
+    return run_next(store, keeper, take, work, stopped, settings.unit_attempts)
 
 
 def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:

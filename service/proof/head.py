@@ -5,7 +5,7 @@ Imports torch: import it lazily. The rest of the model is never read. docs/toler
 Legend: N rows, K tokens, H hidden size, V vocabulary, C a slice of the vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -48,9 +48,8 @@ class Head:
         self.norm_weight = norm.weight_H.to(self.dtype)
         bias_H = None if norm.bias_H is None else norm.bias_H.to(self.dtype)
         self._norm = NormWeights(norm.norm, self.norm_weight, bias_H)
-        self._weight_VH = head.weight_VH.to(self.dtype)
-        self._bias_V = None if head.bias_V is None else head.bias_V.to(self.dtype)
-        self._scale, self._soft_cap = head.scale, head.soft_cap
+        bias_V = None if head.bias_V is None else head.bias_V.to(self.dtype)
+        self._head = replace(head, weight_VH=head.weight_VH.to(self.dtype), bias_V=bias_V)
 
     @classmethod
     def load(cls, folder: Path, dtype: Dtype) -> Self:
@@ -62,7 +61,7 @@ class Head:
     @property
     def vocab_size(self) -> int:
         """V, the config's, without the padding a checkpoint may hold."""
-        return len(self._weight_VH)
+        return len(self._head.weight_VH)
 
     def logprobs(self, rows_NH: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities [N, V] of the next token, float32, from pre-norm states [N, H].
@@ -71,10 +70,10 @@ class Head:
         """
         normed_NH = self.normed_state(rows_NH).normed
         # The head may be larger in float32 than what is free: it is cast by slices.
-        slices = torch.split(self._weight_VH, max(1, _SLICE_ELEMENTS // self._weight_VH.shape[1]))
+        slices = torch.split(self._head.weight_VH, max(1, _SLICE_ELEMENTS // self._head.weight_VH.shape[1]))
         bare_NV = torch.cat([normed_NH @ weight_CH.float().T for weight_CH in slices], dim=1)
-        bias_V = None if self._bias_V is None else self._bias_V.float()
-        return torch.log_softmax(self._shaped(bare_NV, bias_V), dim=1)
+        bias_V = None if self._head.bias_V is None else self._head.bias_V.float()
+        return torch.log_softmax(self._head.shaped(bare_NV, bias_V), dim=1)
 
     def gaps(
         self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor, half_NH: torch.Tensor | None = None
@@ -85,11 +84,11 @@ class Head:
         `half_NH` says how far each captured value may lie from the stored one.
         """
         state = self.normed_state(rows_NH[:, None], None if half_NH is None else half_NH[:, None])
-        weight_NKH = self._weight_VH[tokens_NK].float()
-        bias_NK = None if self._bias_V is None else self._bias_V[tokens_NK].float()
-        logits_NK = self._shaped((weight_NKH @ state.normed.transpose(-1, -2)).squeeze(-1), bias_NK)
-        direction_NKH = self._slope(logits_NK)[..., None] * weight_NKH
-        logit_roundings = 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
+        weight_NKH = self._head.weight_VH[tokens_NK].float()
+        bias_NK = None if self._head.bias_V is None else self._head.bias_V[tokens_NK].float()
+        logits_NK = self._head.shaped((weight_NKH @ state.normed.transpose(-1, -2)).squeeze(-1), bias_NK)
+        direction_NKH = self._head.slope(logits_NK)[..., None] * weight_NKH
+        logit_roundings = 1 + (3 if self._head.soft_cap else 0) + (1 if self._head.scale != 1.0 else 0)
         tolerance = Tolerance(state, torch.finfo(self.dtype).eps / 2, logit_roundings)
         logit_NK = tolerance.of_logit(logits_NK, direction_NKH)
         product_NK = tolerance.of_product(direction_NKH[:, :1] - direction_NKH)
@@ -107,17 +106,3 @@ class Head:
             normed_NH = normed_NH + norm.bias_H.float()
         rounded_NH, unit_NH = normed_NH.to(self.dtype).float(), centred_NH * inverse_N1
         return NormedState(rows_NH.float(), rounded_NH, unit_NH, gain_NH, half_NH, norm.centres)
-
-    def _shaped(self, bare: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Make logits of bare products of states and weights: bias, soft cap, scale."""
-        if bias is not None:
-            bare = bare + bias
-        if self._soft_cap is not None:
-            bare = torch.tanh(bare / self._soft_cap) * self._soft_cap
-        return bare * self._scale
-
-    def _slope(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return by how much each logit moves with its bare product of state and weight."""
-        if self._soft_cap is None:
-            return torch.full_like(logits, self._scale)
-        return self._scale * (1 - (logits / (self._scale * self._soft_cap)).square())

@@ -65,6 +65,20 @@ class HeadWeights:
     scale: float
     soft_cap: float | None
 
+    def shaped(self, bare: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Make logits of bare products of states and weights: bias, soft cap, scale."""
+        if bias is not None:
+            bare = bare + bias
+        if self.soft_cap is not None:
+            bare = torch.tanh(bare / self.soft_cap) * self.soft_cap
+        return bare * self.scale
+
+    def slope(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return by how much each logit moves with its bare product of state and weight."""
+        if self.soft_cap is None:
+            return torch.full_like(logits, self.scale)
+        return self.scale * (1 - (logits / (self.scale * self.soft_cap)).square())
+
 
 def text_config(folder: Path) -> dict[str, Any]:
     """Return the language model's part of `config.json`, defaults filled in where transformers knows it.

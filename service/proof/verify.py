@@ -33,6 +33,8 @@ _DATA_FOLDERS = frozenset({"data", "index", "manifests"})
 _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
 _SHOWN = 50
 MISSING = "is missing"
+SUMMED = ("rows", "tokens", "consumed_shards", "logit_rows", "logit_argmax_agree")
+"""What is counted in each job, and summed in the report."""
 GOING_S = 5.0
 """That the shards of a unit take to go, which go one by one."""
 
@@ -132,7 +134,7 @@ def verify_dataset(
     files = LocalFiles(dataset) if isinstance(dataset, Path) else dataset
     findings: list[Finding] = []
     jobs = list(read_manifests(files, findings))
-    counts: Counter[str] = Counter()
+    sums = dict.fromkeys(SUMMED, 0)
     max_error = 0.0
     heads: dict[str, Head] = {}
     for job in jobs:
@@ -145,8 +147,7 @@ def verify_dataset(
             _check_model(model_folder, head, job)
         counted = _verify_job(files, job, head, reading)
         findings += counted.findings
-        counts.update(rows=counted.rows, tokens=counted.tokens, consumed=counted.consumed_shards)
-        counts.update(logit_rows=counted.logit_rows, logit_argmax_agree=counted.logit_argmax_agree)
+        sums = {name: number + getattr(counted, name) for name, number in sums.items()}
         max_error = max(max_error, counted.logit_max_error)
         if tally is not None:
             tally.jobs.append((job, counted))
@@ -155,12 +156,8 @@ def verify_dataset(
         where=files.name,
         jobs=len(jobs),
         shards=sum(len(job.shards) for job in jobs),
-        rows=counts["rows"],
-        tokens=counts["tokens"],
-        consumed_shards=counts["consumed"],
         bytes=sum(entry.bytes for job in jobs for entry in _entries(job)),
-        logit_rows=counts["logit_rows"],
-        logit_argmax_agree=counts["logit_argmax_agree"],
+        **sums,
         logit_max_error=max_error,
         proven={job.provenance.job_id: job.checks for job in jobs},
         findings=tuple(findings),

@@ -9,7 +9,8 @@ Ours are the text between two markers and a few YAML keys; what a person wrote a
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub import DatasetCardData
@@ -29,22 +30,17 @@ MAX_HEADER_CHARS = 2**20
 """Of the YAML of a card that is there; a job takes about a hundred."""
 
 
-class Job(Protocol):
-    """What a job of a repository is told by: one that is there, or one that is to stand beside it."""
+@dataclass(frozen=True, slots=True)
+class BegunJob:
+    """A job that is being captured, by what decides whether it may stand beside others."""
 
-    @property
-    def job_id(self) -> str:
-        """The job's id."""
-
-    @property
-    def provenance(self) -> Provenance:
-        """What it was captured of."""
-
-    @property
-    def config_name(self) -> str:
-        """The configuration that its request names."""
+    job_id: str
+    provenance: Provenance
+    config_name: str
 
 
+Job = JobEntry | BegunJob
+"""One that is in the repository, or one that is to stand beside it."""
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 JOB_IN_PATH = re.compile(r"data/(j-[0-9a-f]{16})/\*\.parquet")

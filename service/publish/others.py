@@ -1,21 +1,12 @@
 """What a repository holds already, held against a job that is to stand beside it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from schemas.dataset.entries import FileEntry, ShardEntry
-from schemas.identity import Provenance
-from schemas.names import (
-    CARD_PATH,
-    FINAL_NORM_PATH,
-    JOBS_PATH,
-    MANIFEST_FOLDER,
-    is_job_id,
-    manifest_path,
-)
+from schemas.names import CARD_PATH, FINAL_NORM_PATH, JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
 from service import apart
 from service.artifacts.repository import Repository
 from service.errors import OptionRefused
@@ -28,15 +19,6 @@ R = TypeVar("R")
 MAX_TABLE_BYTES = 2**24
 """Of the table of jobs: some thousands of them. What a stranger wrote there may take sixty times as much."""
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
-
-
-@dataclass(frozen=True, slots=True)
-class BegunJob:
-    """A job that is being captured, by what decides whether it may stand beside others."""
-
-    job_id: str
-    provenance: Provenance
-    config_name: str
 
 
 class OtherJobs:

@@ -17,7 +17,7 @@ from service.publish.target import target_of
 from service.settings import Settings
 from service.store import PublishLease, Store, canaries, commits, jobs, publishing
 from service.work.keeper import Keeper, Kept
-from service.work.runner import Stopped, run_next
+from service.work.runner import run_next
 
 
 def run_publishing(
@@ -37,29 +37,18 @@ def run_publishing(
     """
 
     def publish(lease: PublishLease, kept: Kept) -> None:
-        def check() -> None:
-            kept.confirm(stopped)
-            if stopped():
-                raise Stopped
-
         def advance() -> None:
             # A push needs no database: what cannot be recorded now is after the next commit.
             with suppress(*STORE_AWAY):
                 store.write(publishing.advance, lease)
 
         with writing("the finished dataset"):
-            commit = _publish(store, settings, lease, check, advance, patience)
+            commit = _publish(store, settings, lease, kept.confirm, advance, patience)
             store.write(publishing.complete, lease, commit)
             remove_stored(store, settings, lease.job_id)
 
-    return run_next(
-        store,
-        keeper,
-        take=lambda: publishing.lease(store, owner, settings.lease_s, unpushed=unpushed),
-        work=publish,
-        stopped=stopped,
-        max_attempts=settings.publish_attempts,
-    )
+    take = partial(publishing.lease, store, owner, settings.lease_s, unpushed=unpushed)
+    return run_next(store, keeper, take, publish, stopped, settings.publish_attempts)
 
 
 run_local_publishing = partial(run_publishing, unpushed=True)

@@ -20,13 +20,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import Manifest
-from schemas.names import (
-    FINAL_NORM_PATH,
-    MAX_COMMIT_FILES,
-    job_folders,
-    manifest_path,
-    token_freq_path,
-)
+from schemas.names import FINAL_NORM_PATH, MAX_COMMIT_FILES, job_folders, manifest_path, token_freq_path
 from schemas.request import HubTarget
 from service.artifacts.repository import BRANCH, Patience, Repository
 from service.errors import DatasetBroken

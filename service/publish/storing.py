@@ -13,15 +13,16 @@ from service.artifacts.repository import BRANCH, Patience, Repository
 from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_paths, sealed_files
 from service.errors import HubLimited, OptionRefused, WriteFailed, writing
 from service.host import host_of
+from service.publish.card import BegunJob
 from service.publish.extras import write_final_norm
-from service.publish.others import BegunJob, OtherJobs
+from service.publish.others import OtherJobs
 from service.publish.target import target_of
 from service.publish.upload import Uploads
 from service.settings import Settings
 from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, publishing, storing
 from service.work.keeper import Keeper, Kept
 from service.work.meters import EVICTED, STORED
-from service.work.runner import Stopped, run_next
+from service.work.runner import run_next
 
 TURN_S = 1.0
 """Between two looks at the lease while another commits to the repository."""
@@ -43,22 +44,13 @@ def run_storing(
     """
 
     def work(lease: StoreLease, kept: Kept) -> None:
-        def check() -> None:
-            kept.confirm(stopped)
-            if stopped():
-                raise Stopped
-
         with writing("the captured units"):
-            _store(store, settings, lease, check, patience)
+            _store(store, settings, lease, kept.confirm, patience)
 
-    return run_next(
-        store,
-        keeper,
-        take=lambda: storing.lease(store, owner, settings.lease_s, host_of(store, settings)),
-        work=work,
-        stopped=stopped,
-        max_attempts=settings.publish_attempts,
-    )
+    def take() -> StoreLease | None:
+        return storing.lease(store, owner, settings.lease_s, host_of(store, settings))
+
+    return run_next(store, keeper, take, work, stopped, settings.publish_attempts)
 
 
 def _store(

@@ -1,13 +1,12 @@
 """The iterable dataset: every row once an epoch, spread over ranks and workers, shuffled, resumable."""
 
 import random
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from service.reader.ahead import made_ahead
 from service.reader.dataset import QuarryDataset
 from service.reader.errors import ReaderError
 from service.reader.follow import QuarryFollower, placed
@@ -100,20 +99,10 @@ class QuarryStream(IterableDataset[Any]):
 
     def _rows(self, numbers: Sequence[int]) -> Iterator[Any]:
         """Yield the rows in this order, whichever is read first; an error comes in its row's place."""
+        row = self._dataset.__getitem__
         if not self._ahead or self._dataset.view is None:
-            yield from map(self._dataset.__getitem__, numbers)
-            return
-        coming: deque[Future[Any]] = deque()
-        with ThreadPoolExecutor(min(self._ahead, THREADS)) as pool:
-            try:
-                for number in numbers:
-                    coming.append(pool.submit(self._dataset.__getitem__, number))
-                    if len(coming) > self._ahead:
-                        yield coming.popleft().result()
-                while coming:
-                    yield coming.popleft().result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+            return map(row, numbers)
+        return made_ahead(row, numbers, ahead=self._ahead, threads=min(self._ahead, THREADS))
 
     def _turns(self, ordered: Sequence[int]) -> Sequence[int]:
         """Return this rank's share of the numbers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 
-from schemas.dataset.entries import FileEntry, ShardEntry
+from schemas.dataset.entries import ShardEntry
 from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Provenance
 from schemas.job import RejectView, UnitPage, UnitView
@@ -196,14 +196,6 @@ def last_checks(tx: Transaction, job_id: str, limit: int) -> list[UnitChecks]:
     """Return what was proven of the committed units with the highest numbers."""
     of_job = select(UNIT_COMMIT.c.checks).where(UNIT_COMMIT.c.job_id == job_id)
     return list(tx.connection.scalars(of_job.order_by(UNIT_COMMIT.c.unit.desc()).limit(limit)))
-
-
-def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:
-    """Return the committed index files of a job, in unit order."""
-    query = (
-        select(UNIT_COMMIT.c.index_file).where(UNIT_COMMIT.c.job_id == job_id).order_by(UNIT_COMMIT.c.unit)
-    )
-    return [entry for entry in tx.connection.scalars(query) if entry is not None]
 
 
 def token_counts(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 100) -> dict[int, bytes]:

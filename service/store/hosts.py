@@ -12,18 +12,8 @@ from service.errors import NotFound, OptionRefused, StoreUnavailable
 from service.store import jobs, totals, workers
 from service.store.database import Transaction
 from service.store.migration import check_write
-from service.store.stopping import stop
-from service.store.tables import (
-    HOST,
-    JOB,
-    REJECT,
-    SHARD,
-    TASK,
-    TOKEN_COUNTS,
-    UNIT,
-    UNIT_COMMIT,
-    WORKER,
-)
+from service.store.stopping import UNLEASED, stop
+from service.store.tables import HOST, JOB, REJECT, SHARD, TASK, TOKEN_COUNTS, UNIT, UNIT_COMMIT, WORKER
 from service.store.transitions import LockedJob, count, lock_job, record
 from service.store.values import HOME, TaskKind, TaskState
 
@@ -169,19 +159,11 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> Counter[str]:
     # CAPTURED_SAMPLES stay: this job captures them again, and a later run of its schedule must not.
     for table in (SHARD, TOKEN_COUNTS, UNIT_COMMIT):
         tx.connection.execute(delete(table).where(table.c.job_id == job.id, table.c.unit.in_(units)))
-    free = {
-        "owner": None,
-        "lease_until": None,
-        "not_before": None,
-        "problem": None,
-        "attempts": 0,
-        "deaths": 0,
-    }
+    waits = UNLEASED | {"not_before": None, "problem": None, "attempts": 0, "deaths": 0}
     captures = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.CAPTURE, TASK.c.item.in_(units)
-    waits = free | {"state": TaskState.PENDING, "lone_deaths": None}
-    tx.connection.execute(update(TASK).where(*captures).values(waits))
+    tx.connection.execute(update(TASK).where(*captures).values(waits | {"lone_deaths": None}))
     storing = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.STORE, TASK.c.item == host
-    tx.connection.execute(update(TASK).where(*storing).values(free | {"state": TaskState.DONE}))
+    tx.connection.execute(update(TASK).where(*storing).values(waits | {"state": TaskState.DONE}))
     publishing = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.PUBLISH
     tx.connection.execute(delete(TASK).where(*publishing))
     counted = Counter(

@@ -5,8 +5,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
@@ -86,20 +87,10 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         assert named is not None, "the key is neither claimed nor free"  # noqa: S101
         return named, False
     keys.check_quota(tx, made.owner)
+    same = {name: getattr(made, name) for name in NewJob.__slots__ if name in JOB.c}
     new = insert(JOB).values(
-        id=made.id,
-        request_sha256=made.request_sha256,
+        **same,
         request_bytes=len(made.request_json.encode()),
-        publish_subject=made.publish_subject,
-        model=made.model,
-        source_kind=made.source_kind,
-        skips_canary=made.skips_canary,
-        keeps_local=made.keeps_local,
-        webhook=made.webhook,
-        priority=made.priority,
-        schedule=made.schedule,
-        spool=made.spool,
-        owner=made.owner,
         state=JobState.QUEUED,
         last_event=0,
         created_at=tx.now,
@@ -119,10 +110,7 @@ def _of_key(made: NewJob) -> ColumnElement[bool]:
 
 def job(tx: Transaction, job_id: str) -> JobRow:
     """Return a job. Raises NotFound."""
-    row = tx.connection.execute(select(*JOB_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
-    if row is None:
-        raise unknown(job_id)
-    return _jobs(tx, [row])[0]
+    return _jobs(tx, [_one(tx, select(*JOB_COLUMNS).where(JOB.c.id == job_id), job_id)])[0]
 
 
 def page(
@@ -154,10 +142,7 @@ def page(
 
 def request_json(tx: Transaction, job_id: str) -> str:
     """Return a job's request as it was stored; it never changes. Raises NotFound."""
-    body: str | None = tx.connection.scalar(select(REQUEST.c.body).where(REQUEST.c.job_id == job_id))
-    if body is None:
-        raise unknown(job_id)
-    return body
+    return str(_one(tx, select(REQUEST.c.body).where(REQUEST.c.job_id == job_id), job_id)["body"])
 
 
 def request_head(tx: Transaction, job_id: str, limit: int) -> str:
@@ -268,10 +253,7 @@ def last_change(tx: Transaction, owner: str | None = None) -> tuple[datetime | N
 
 def state(tx: Transaction, job_id: str) -> JobState:
     """Return a job's state. Raises NotFound."""
-    stored: JobState | None = tx.connection.scalar(select(JOB.c.state).where(JOB.c.id == job_id))
-    if stored is None:
-        raise unknown(job_id)
-    return stored
+    return JobState(_one(tx, select(JOB.c.state).where(JOB.c.id == job_id), job_id)["state"])
 
 
 def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
@@ -303,6 +285,14 @@ def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str
         if number > last[job_id]:
             new[job_id] = events(tx, job_id, after=max(last[job_id], number - limit), limit=limit)
     return new
+
+
+def _one(tx: Transaction, query: Select[Any], job_id: str) -> RowMapping:
+    """Return the one row that a query finds of a job. Raises NotFound."""
+    row = tx.connection.execute(query).mappings().one_or_none()
+    if row is None:
+        raise unknown(job_id)
+    return row
 
 
 def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:

@@ -34,10 +34,10 @@ class Policy:
     few: bool = False
     one_a_subject: bool = False
     exhausted: Outcome
-    max_deaths: int
+    max_deaths: int = sys.maxsize
     delay: float
-    blame: str
-    cure: str
+    blame: str = ""
+    cure: str = ""
 
 
 POLICIES = {
@@ -69,10 +69,7 @@ POLICIES = {
         ahead=True,
         told_by_job=True,
         exhausted=Outcome.BLOCK,
-        max_deaths=sys.maxsize,
         delay=1.0,
-        blame="",
-        cure="",
     ),
     TaskKind.PUBLISH: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),
@@ -90,20 +87,14 @@ POLICIES = {
         by_turns=True,
         few=True,
         exhausted=Outcome.VOID,
-        max_deaths=sys.maxsize,
         delay=1.0,
-        blame="",
-        cure="",
     ),
     # It is tried again for as long as the job is there.
     TaskKind.DELETE: Policy(
         job_states=frozenset({JobState.DELETING}),
         told_by_job=True,
         exhausted=Outcome.VOID,
-        max_deaths=sys.maxsize,
         delay=1.0,
-        blame="",
-        cure="",
     ),
 }
 

@@ -44,22 +44,13 @@ def cut_short(tx: Transaction, schedule: int, job_id: str, detail: str) -> None:
 
 def page(tx: Transaction, schedule: int, *, before: datetime | None = None, limit: int) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first."""
-    job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("state")
-    query = select(RUN, job_state).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
+    job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("job_state")
+    columns = RUN.c.slot, RUN.c.outcome, RUN.c.at, RUN.c.detail, RUN.c.job_id, job_state
+    query = select(*columns).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
     query = query.where(RUN.c.schedule == schedule).order_by(RUN.c.slot.desc()).limit(limit)
     if before is not None:
         query = query.where(RUN.c.slot < before)
-    return [
-        RunView(
-            slot=row["slot"],
-            outcome=row["outcome"],
-            at=row["at"],
-            detail=row["detail"],
-            job_id=row["job_id"],
-            job_state=row["state"],
-        )
-        for row in tx.connection.execute(query).mappings()
-    ]
+    return [RunView(**row) for row in tx.connection.execute(query).mappings()]
 
 
 def last_good_at(tx: Transaction, schedule: int) -> datetime | None:

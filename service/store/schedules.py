@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -205,10 +206,7 @@ def run_now(tx: Transaction, which: Which) -> RunView:
 
 def schedule_view(tx: Transaction, which: Which) -> ScheduleView:
     """Return what the API says of a schedule. Raises NotFound."""
-    row = tx.connection.execute(select(SCHEDULE).where(_is(which))).mappings().one_or_none()
-    if row is None:
-        raise unknown(which)
-    return _view(tx, row)
+    return _view(tx, _one(tx, select(SCHEDULE), which))
 
 
 def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
@@ -216,11 +214,8 @@ def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
 
     Raises NotFound.
     """
-    query = select(SCHEDULE.c.number, SCHEDULE.c.owner).where(SCHEDULE.c.name == name)
-    row = tx.connection.execute(query).one_or_none()
-    if row is None:
-        raise unknown(name)
-    return row.number, row.owner
+    row = _one(tx, select(SCHEDULE.c.number, SCHEDULE.c.owner), name)
+    return row["number"], row["owner"]
 
 
 def page(
@@ -235,23 +230,25 @@ def page(
 
 def request_json(tx: Transaction, which: Which) -> str:
     """Return the request that a schedule's jobs are made of. Raises NotFound."""
-    query = select(SCHEDULE_REQUEST.c.body).join(SCHEDULE).where(_is(which))
-    body: str | None = tx.connection.scalar(query)
-    if body is None:
-        raise unknown(which)
-    return body
+    return str(_one(tx, select(SCHEDULE_REQUEST.c.body).join(SCHEDULE), which)["body"])
 
 
 def past(tx: Transaction, which: Which, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first. Raises NotFound."""
-    number = tx.connection.scalar(select(SCHEDULE.c.number).where(_is(which)))
-    if number is None:
-        raise unknown(which)
+    number = _one(tx, select(SCHEDULE.c.number), which)["number"]
     return runs.page(tx, number, before=before, limit=limit)
 
 
 def _is(which: Which) -> ColumnElement[bool]:
     return SCHEDULE.c.name == which if isinstance(which, str) else SCHEDULE.c.number == which
+
+
+def _one(tx: Transaction, query: Select[Any], which: Which) -> RowMapping:
+    """Return the one row that a query finds of a schedule. Raises NotFound."""
+    row = tx.connection.execute(query.where(_is(which))).mappings().one_or_none()
+    if row is None:
+        raise unknown(which)
+    return row
 
 
 def _lock(tx: Transaction, which: Which) -> _Schedule:

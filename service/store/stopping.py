@@ -7,6 +7,9 @@ from service.store.database import Transaction
 from service.store.transitions import LockedJob, LockedTask, move_job, move_task, tasks_in
 from service.store.values import TaskState
 
+UNLEASED = {"state": TaskState.PENDING, "owner": None, "lease_until": None}
+"""What the columns of a task hold that nobody has."""
+
 
 def void(task: LockedTask) -> LockedTask:
     """Return a leased task as it waits for its next attempt; this one was not at fault and does not count."""

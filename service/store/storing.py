@@ -11,6 +11,7 @@ from schemas.names import MAX_COMMIT_FILES
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.migration import check_write
+from service.store.stopping import UNLEASED
 from service.store.tables import JOB, PAUSE, SHARD, TASK, UNIT_COMMIT, UNIT_PLAN
 from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, add_task, count, record
@@ -74,7 +75,7 @@ def end(tx: Transaction, job: LockedJob) -> bool:
     What other hosts have must be stored first, and is due now; say whether nothing of it is left.
     """
     of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
-    over = {"state": TaskState.DONE, "owner": None, "lease_until": None, "problem": None}
+    over = UNLEASED | {"state": TaskState.DONE, "problem": None}
     tx.connection.execute(update(TASK).where(of_job, TASK.c.item == HOME).values(over))
     held = UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host != HOME, ~UNIT_COMMIT.c.is_stored
     others = tx.connection.scalars(select(UNIT_COMMIT.c.host).where(*held).distinct()).all()

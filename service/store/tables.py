@@ -4,10 +4,13 @@ A job's request stands in its own table: it may hold 8 MiB of inline samples, an
 anew at every change of a counter beside it.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -17,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TextClause,
     false,
     text,
 )
@@ -36,6 +40,14 @@ METADATA = MetaData()
 AT_WORK_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING})
 AT_WORK = text("state IN ({})".format(", ".join(f"'{state.value}'" for state in sorted(AT_WORK_STATES))))
 """Of a job. A partial index is used where a query says its condition word for word."""
+
+
+def _partial_index(
+    name: str, *columns: ColumnElement[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
+) -> None:
+    """Add an index of the rows of a table for which a condition holds."""
+    Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+
 
 JOB = Table(
     "job",
@@ -85,13 +97,7 @@ JOB = Table(
     Index("job_by_state", "state", "number"),
     Index("job_by_owner", "owner", "number"),
 )
-Index(
-    "job_by_priority",
-    JOB.c.priority.desc(),
-    JOB.c.number,
-    sqlite_where=AT_WORK,
-    postgresql_where=AT_WORK,
-)
+_partial_index("job_by_priority", JOB.c.priority.desc(), JOB.c.number, where=AT_WORK)
 
 # What a client calls a submission. It outlives the job as a tombstone: the same key never names another job.
 SUBMISSION = Table(
@@ -162,24 +168,13 @@ TASK = Table(
     Index("task_by_state", "job_id", "kind", "state", "item"),
     Index("task_by_owner", "owner"),
 )
-Index(
-    "publish_by_subject",
-    TASK.c.subject,
-    sqlite_where=TASK.c.kind == TaskKind.PUBLISH,
-    postgresql_where=TASK.c.kind == TaskKind.PUBLISH,
-)
-Index(
-    "task_by_subject",
-    TASK.c.kind,
-    TASK.c.subject,
-    unique=True,
-    sqlite_where=TASK.c.state == TaskState.LEASED,
-    postgresql_where=TASK.c.state == TaskState.LEASED,
-)
+_partial_index("publish_by_subject", TASK.c.subject, where=TASK.c.kind == TaskKind.PUBLISH)
+_leased = TASK.c.state == TaskState.LEASED
+_partial_index("task_by_subject", TASK.c.kind, TASK.c.subject, where=_leased, unique=True)
 
 OPEN_WEBHOOK = text(f"kind = '{TaskKind.WEBHOOK}' AND state <> '{TaskState.DONE}'")
 """Of a task: the condition of a partial index, as `AT_WORK`."""
-Index("open_webhook", TASK.c.kind, TASK.c.job_id, sqlite_where=OPEN_WEBHOOK, postgresql_where=OPEN_WEBHOOK)
+_partial_index("open_webhook", TASK.c.kind, TASK.c.job_id, where=OPEN_WEBHOOK)
 
 # Until when nothing is committed ahead to a repository: commits stand apart, or the Hub was asked too often.
 PAUSE = Table(
@@ -255,12 +250,7 @@ UNIT_COMMIT = Table(
     Column("committed_at", UtcTime, nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
-Index(
-    "unit_to_store",
-    UNIT_COMMIT.c.job_id,
-    sqlite_where=~UNIT_COMMIT.c.is_stored,
-    postgresql_where=~UNIT_COMMIT.c.is_stored,
-)
+_partial_index("unit_to_store", UNIT_COMMIT.c.job_id, where=~UNIT_COMMIT.c.is_stored)
 
 # How often each token is supervised in a unit, as a `token_freq` file says it, until the job is published.
 TOKEN_COUNTS = Table(

@@ -9,20 +9,14 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from sqlalchemy import (
-    and_,
-    bindparam,
-    delete,
-    select,
-    update,
-)
+from sqlalchemy import and_, bindparam, delete, select, update
 
 from schemas.job import JobState, Problem
 from service.errors import STORE_AWAY, LeaseLost, NotFound, Outcome, QuarryError, internal_error
 from service.store.database import Store, Transaction
 from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
-from service.store.stopping import stop, void
+from service.store.stopping import UNLEASED, stop, void
 from service.store.tables import PAUSE, TASK
 from service.store.task_choice import ANY, Choice, jobs_with_work, lowest_free
 from service.store.transitions import (
@@ -235,9 +229,7 @@ def release_owner(tx: Transaction, owner: str) -> None:
     """Give back all tasks of an owner that has ended, so that nobody waits: neither failures nor deaths."""
     check_write(tx)
     mine = update(TASK).where(TASK.c.owner == owner, TASK.c.state == TaskState.LEASED)
-    tx.connection.execute(
-        mine.values(state=TaskState.PENDING, owner=None, lease_until=None, attempts=TASK.c.attempts - 1)
-    )
+    tx.connection.execute(mine.values(UNLEASED | {"attempts": TASK.c.attempts - 1}))
 
 
 def fail(
@@ -297,11 +289,5 @@ def _lock_subject(tx: Transaction, kind: TaskKind, subject: str) -> None:
 def _end_others(tx: Transaction, task: LockedTask) -> None:
     """End the lease that ran out on a task of another job with the same subject, if there is one."""
     other = and_(TASK.c.kind == task.kind, TASK.c.subject == task.subject, TASK.c.job_id != task.job_id)
-    waiting = {
-        "state": TaskState.PENDING,
-        "owner": None,
-        "lease_until": None,
-        "attempts": TASK.c.attempts - 1,
-        "deaths": TASK.c.deaths + 1,
-    }
-    tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(waiting))
+    died = UNLEASED | {"attempts": TASK.c.attempts - 1, "deaths": TASK.c.deaths + 1}
+    tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(died))

@@ -82,6 +82,8 @@ class LockedTask:
 
 
 TASK_COLUMNS = [TASK.c[name] for name in LockedTask.__slots__]
+WRITTEN = ("state", "problem", "identity", "provenance", "hub_commit", "captured_at", "last_event")
+"""What an event may have changed of a job, beside its progress."""
 CHANGING = tuple(name for name in LockedTask.__slots__ if name not in ("job_id", "kind", "item", "subject"))
 """Columns of a task that a move may change."""
 
@@ -129,17 +131,8 @@ def record(
     What `is_change` is false for leaves the time at which the job changed: for many that is its end.
     """
     job = replace(job, last_event=job.last_event + 1)
-    values = {
-        "state": job.state,
-        "problem": job.problem,
-        "identity": job.identity,
-        "provenance": job.provenance,
-        "hub_commit": job.hub_commit,
-        "captured_at": job.captured_at,
-        "last_event": job.last_event,
-        **({"updated_at": tx.now} if is_change else {}),
-        **job.progress.model_dump(),
-    }
+    values = {name: getattr(job, name) for name in WRITTEN} | job.progress.model_dump()
+    values |= {"updated_at": tx.now} if is_change else {}
     tx.connection.execute(update(JOB).where(JOB.c.id == job.id).values(values))
     entry = Event(
         id=job.last_event,

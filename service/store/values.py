@@ -136,22 +136,9 @@ class JobRow:
 
     def view(self) -> JobSummary:
         """Return what the API says of this job."""
-        return JobSummary(
-            id=self.id,
-            state=self.state,
-            priority=self.priority,
-            owner=self.owner,
-            model=self.model,
-            source_kind=self.source_kind,
-            progress=self.progress,
-            problem=self.problem,
-            identity_sha256=self.identity.sha256() if self.identity else None,
-            repository=self.repository,
-            hub_commit=self.hub_commit,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-            waits=self.waits,
-        )
+        identity_sha256 = self.identity.sha256() if self.identity else None
+        same = {name: getattr(self, name) for name in JobSummary.model_fields if name != "identity_sha256"}
+        return JobSummary(identity_sha256=identity_sha256, **same)
 
 
 class LoneDeaths(Wire):

@@ -19,12 +19,7 @@ import torch.distributed as dist
 from speculators.train import cli
 from speculators.train.data import ArrowDataset, CollateFn
 from speculators.train.dataloader import _setup_dataloader
-from speculators.train.distributed import (
-    get_dp_rank,
-    get_dp_size,
-    get_sp_size,
-    is_distributed,
-)
+from speculators.train.distributed import get_dp_rank, get_dp_size, get_sp_size, is_distributed
 from speculators.train.trainer import MIN_STEP_PCT, Trainer
 
 from schemas.job import ENDED_JOB_STATES, JobState

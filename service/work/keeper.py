@@ -19,36 +19,44 @@ LONGEST_BEAT_S = 5.0
 """The end of a cancelled job is noticed by its leases' next extension."""
 
 
+class Stopped(Exception):
+    """The process ends: what is left of the task is for the next owner."""
+
+
 class Kept:
     """One lease that a keeper extends. Threads may share it."""
 
-    def __init__(self, lease: Lease, keeper: "Keeper", on_lost: Callable[[], None]) -> None:
-        """Hold a lease that was granted just now.
+    def __init__(
+        self, lease: Lease, keeper: "Keeper", on_lost: Callable[[], None], stopped: Callable[[], bool]
+    ) -> None:
+        """Hold a lease that was granted just now; `stopped` says whether this process ends.
 
         `on_lost` is called while nothing is kept, in any thread: it must return at once.
         """
         self.lease = lease
         self.lost = False
         self.extended_s = time.monotonic()
-        self._keeper, self._on_lost = keeper, on_lost
+        self._keeper, self._on_lost, self._stopped = keeper, on_lost, stopped
 
     def check(self) -> None:
-        """Raise LeaseLost once another owner has the task or its job was stopped."""
+        """Raise LeaseLost once another owner has the task or its job was stopped; Stopped."""
         if self.lost:
             raise LeaseLost(
                 f"{self.lease.owner} no longer holds the {self.lease.kind} of {self.lease.job_id}"
             )
         self._keeper.check()
+        if self._stopped():
+            raise Stopped
 
-    def confirm(self, stopped: Callable[[], bool]) -> None:
-        """Wait until the database has extended the lease since this call, or `stopped`; raises LeaseLost.
+    def confirm(self) -> None:
+        """Wait until the database has extended the lease since this call. Raises LeaseLost, Stopped.
 
         A step that the store cannot fence, such as a commit to the Hub, must not begin on a lease that ran
         out while the database was away. This host's clock does not count: it may have been suspended.
         """
         begun_s = time.monotonic()
         self.check()
-        while self.extended_s < begun_s and not stopped():
+        while self.extended_s < begun_s:
             if not self._keeper.beat():
                 time.sleep(self._keeper.ttl_s / BEATS)
             self.check()
@@ -88,9 +96,14 @@ class Keeper:
         self._thread.join()
 
     @contextmanager
-    def keep(self, lease: Lease, on_lost: Callable[[], None] = lambda: None) -> Iterator[Kept]:
+    def keep(
+        self,
+        lease: Lease,
+        on_lost: Callable[[], None] = lambda: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Kept]:
         """Extend `lease` in this block."""
-        kept = Kept(lease, self, on_lost)
+        kept = Kept(lease, self, on_lost, stopped)
         with self._lock:
             self._kept.add(kept)
         try:

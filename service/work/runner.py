@@ -18,7 +18,7 @@ from service.errors import (
 )
 from service.logs import working_on
 from service.store import Lease, Store, jobs, migration, tasks
-from service.work.keeper import Keeper, Kept
+from service.work.keeper import Keeper, Kept, Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,6 @@ AnyLease = TypeVar("AnyLease", bound=Lease)
 
 RECORD_S = 1.0
 """Between two tries to write to a database that is away."""
-
-
-class Stopped(Exception):
-    """The process ends: what is left of the task is for the next owner."""
 
 
 def run_next(
@@ -52,7 +48,7 @@ def run_next(
         return False
     if lease is None:
         return False
-    with keeper.keep(lease) as kept:
+    with keeper.keep(lease, stopped=stopped) as kept:
         with attempt(f"the {lease.kind} of job {lease.job_id}", **lease.named()) as end:
             work(lease, kept)
         if end.stopped:
@@ -65,9 +61,8 @@ def run_next(
 
 @dataclass(slots=True)
 class End:
-    """How an attempt ended that recorded no success: its lease was lost, it was stopped, or by an error."""
+    """How an attempt ended that recorded no success: stopped, by an error, or with its lease lost."""
 
-    lost: bool = False
     stopped: bool = False
     error: QuarryError | None = None
 
@@ -84,7 +79,6 @@ def attempt(what: str, **named: object) -> Iterator[End]:
             yield end
         except LeaseLost as error:
             logger.info("%s: %s", what, error)
-            end.lost = True
         except Stopped:
             end.stopped = True
         except QuarryError as error:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Security
+from fastapi import APIRouter, Path, Security
 from pydantic import Field
 
 from schemas.base import Wire
@@ -10,7 +10,8 @@ from schemas.job import ConsumerPage
 from schemas.keys import Scope
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoreOf
+from service.api.routes.options import NO_QUERY
+from service.api.routes.resources import JobOf, SettingsOf, StoreOf
 from service.capture.attempt_files import land_unstored, remove_paths
 from service.errors import removing, writing
 from service.store import consumers
@@ -23,6 +24,7 @@ READS, WRITES = ([Security(caller, scopes=[scope])] for scope in (Scope.JOBS_REA
 router = APIRouter(
     prefix="/jobs/{job_id}/consumers",
     tags=["jobs"],
+    dependencies=NO_QUERY,
     responses=problem_responses(401, 403, 404, 422, 429),
 )
 
@@ -39,19 +41,14 @@ class Acknowledged(Wire):
 
 
 @router.get("", dependencies=READS)
-def list_consumers(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> ConsumerPage:
+def list_consumers(job: JobOf, store: StoreOf) -> ConsumerPage:
     """List a job's consumers, the one that holds up most first."""
     return store.read(consumers.of_job, job.id)
 
 
 @router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 500, 507))
 def acknowledge(
-    job: JobOf,
-    name: ConsumerName,
-    body: Acknowledged,
-    store: StoreOf,
-    settings: SettingsOf,
-    options: Annotated[NoOptions, Query()],
+    job: JobOf, name: ConsumerName, body: Acknowledged, store: StoreOf, settings: SettingsOf
 ) -> None:
     """Make a consumer, or say how far it has come; shards that all consumers have are removed."""
     with writing("the files of a unit that is acknowledged"):
@@ -62,13 +59,7 @@ def acknowledge(
 
 
 @router.delete("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(500))
-def remove(
-    job: JobOf,
-    name: ConsumerName,
-    store: StoreOf,
-    settings: SettingsOf,
-    options: Annotated[NoOptions, Query()],
-) -> None:
+def remove(job: JobOf, name: ConsumerName, store: StoreOf, settings: SettingsOf) -> None:
     """Wait for a consumer no longer: shards that all others have are removed."""
     gone = store.write(consumers.remove, job.id, name)
     with removing():

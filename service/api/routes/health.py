@@ -1,34 +1,32 @@
 """GET /healthz, /readyz and /metrics: for probes and for Prometheus."""
 
 import tempfile
-from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Query, Request, Response, Security
+from fastapi import APIRouter, Request, Response, Security
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from schemas.job import Health, Readiness
 from schemas.keys import Scope
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
+from service.api.routes.options import NO_QUERY
+from service.api.routes.resources import SettingsOf, StoreOf
 from service.errors import StoreUnavailable
 from service.settings import Settings
 from service.store import Store, migration
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], dependencies=NO_QUERY)
 
 
 @router.get("/healthz", responses=problem_responses(422))
-async def healthz(options: Annotated[NoOptions, Query()]) -> Health:
+async def healthz() -> Health:
     """Say that the process answers; asks nothing else."""
     return Health()
 
 
 @router.get("/readyz", responses=problem_responses(422, 503))
-async def readyz(
-    request: Request, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
-) -> Readiness:
+async def readyz(request: Request, store: StoreOf, settings: SettingsOf) -> Readiness:
     """Say that jobs can be taken: the store has the right tables, and the data folder can be written."""
     # In threads of its own: a probe does not wait behind submissions.
     await to_thread.run_sync(_check_ready, store, settings, limiter=request.app.state.probe_threads)
@@ -51,7 +49,7 @@ def _check_ready(store: Store, settings: Settings) -> None:
     dependencies=[Security(caller, scopes=[Scope.METRICS])],
     responses={200: {"content": {"text/plain": {}}}, **problem_responses(401, 403, 422, 429, 503)},
 )
-def metrics(request: Request, options: Annotated[NoOptions, Query()]) -> Response:
+def metrics(request: Request) -> Response:
     """Send the metrics in Prometheus' text format."""
     registry: CollectorRegistry = request.app.state.registry
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, HTTPException, Query, Request, Response, Security
+from fastapi import APIRouter, Header, HTTPException, Query, Request, Response, Security
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
@@ -20,7 +20,8 @@ from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import BudgetOf, CallerOf, JobOf, NoOptions, SettingsOf, StoppingOf, StoreOf
+from service.api.routes.options import NO_OPTIONS, NO_QUERY
+from service.api.routes.resources import BudgetOf, CallerOf, JobOf, SettingsOf, StoppingOf, StoreOf
 from service.api.sse import EventFeed
 from service.control.budget import Turn
 from service.control.deletion import delete_job
@@ -40,12 +41,6 @@ OneRange = Annotated[
     str | None,
     Header(alias="Range", pattern=r"^bytes=([0-9]{1,19}-([0-9]{1,19})?|-[0-9]{1,19})$", description="one"),
 ]
-
-
-def no_options(
-    query: Annotated[NoOptions, Query()], body: Annotated[NoOptions | None, Body()] = None
-) -> None:
-    """Refuse any query parameter, and any body but an empty object."""
 
 
 ANY = problem_responses(401, 403, 429)
@@ -106,20 +101,14 @@ def list_jobs(store: StoreOf, asks: CallerOf, query: Annotated[JobsQuery, Query(
     return JobPage(jobs=tuple(row.view() for row in page), next_cursor=cursor)
 
 
-@reading.get("/{job_id}", responses=problem_responses(404, 422))
-def read_job(job: JobOf, options: Annotated[NoOptions, Query()]) -> JobSummary:
+@reading.get("/{job_id}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
+def read_job(job: JobOf) -> JobSummary:
     """Say how a job stands."""
     return job.view()
 
 
-@changing.patch("/{job_id}", responses=problem_responses(404, 422))
-def change_job(
-    job: JobOf,
-    store: StoreOf,
-    asks: CallerOf,
-    change: PriorityChange,
-    options: Annotated[NoOptions, Query()],
-) -> JobSummary:
+@changing.patch("/{job_id}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
+def change_job(job: JobOf, store: StoreOf, asks: CallerOf, change: PriorityChange) -> JobSummary:
     """Change a job's priority; what is leased by then is not given back for it."""
     asks.check_priority(change.priority)
     return store.write(jobs.set_priority, job.id, change.priority).view()
@@ -145,37 +134,30 @@ def delete(
 
 @reading.get(
     "/{job_id}/request",
+    dependencies=NO_QUERY,
     response_class=Response,
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
-async def read_request(
-    job: JobOf, store: StoreOf, asks: CallerOf, budget: BudgetOf, options: Annotated[NoOptions, Query()]
-) -> Response:
+async def read_request(job: JobOf, store: StoreOf, asks: CallerOf, budget: BudgetOf) -> Response:
     """Send the request that the job was made of, with every default written out."""
     async with budget.turn(asks.owner, Turn.DOWNLOAD):
         document = await run_in_threadpool(store.read, jobs.request_json, job.id)
         return Response(document, media_type="application/json")
 
 
-@changing.post(
-    "/{job_id}/cancel", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
-)
+@changing.post("/{job_id}/cancel", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
 def cancel_job(job: JobOf, store: StoreOf) -> JobSummary:
     """Stop a job; what it has committed is kept for a resume."""
     return store.write(jobs.cancel, job.id).view()
 
 
-@changing.post(
-    "/{job_id}/pause", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
-)
+@changing.post("/{job_id}/pause", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
 def pause_job(job: JobOf, store: StoreOf) -> JobSummary:
     """Give back the job's work until it is resumed; what it has committed is kept."""
     return store.write(jobs.pause, job.id).view()
 
 
-@changing.post(
-    "/{job_id}/resume", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
-)
+@changing.post("/{job_id}/resume", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
 def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
     """Queue a paused, blocked, failed or cancelled job again; it goes on from what is committed."""
     return store.write(jobs.resume, job.id).view()
@@ -238,10 +220,11 @@ async def list_units(
 
 @reading.get(
     "/{job_id}/manifest",
+    dependencies=NO_QUERY,
     response_class=FileResponse,
     responses={200: {"model": Manifest}, **problem_responses(404, 409, 422)},
 )
-def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]) -> FileResponse:
+def read_manifest(job: JobOf, settings: SettingsOf) -> FileResponse:
     """Send the whole account of a completed job, as it stands in the dataset."""
     if job.state is not JobState.COMPLETED:
         raise IllegalMove(
@@ -255,17 +238,11 @@ def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions
 
 @reading.get(
     "/{job_id}/files/{path:path}",
+    dependencies=NO_QUERY,
     response_class=FileResponse,
     responses={206: {"description": "the range that was asked for"}, **problem_responses(404, 416, 422)},
 )
-def read_file(
-    job: JobOf,
-    store: StoreOf,
-    settings: SettingsOf,
-    path: str,
-    options: Annotated[NoOptions, Query()],
-    part: OneRange = None,
-) -> Response:
+def read_file(job: JobOf, store: StoreOf, settings: SettingsOf, path: str, part: OneRange = None) -> Response:
     """Send a file of the dataset, or a range of it, from the data folder.
 
     The final norm is there from the first commit on, whole: the folder gets it with the publication.

@@ -2,43 +2,38 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Security
+from fastapi import APIRouter, Path, Security
 
 from schemas.keys import IssuedKey, KeyList, KeyView, NewKey, Scope
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
+from service.api.routes.options import NO_QUERY
+from service.api.routes.resources import SettingsOf, StoreOf
 from service.control.keys import issue
 from service.store import keys
 
 router = APIRouter(
     prefix="/keys",
     tags=["keys"],
-    dependencies=[Security(caller, scopes=[Scope.ADMIN])],
+    dependencies=[Security(caller, scopes=[Scope.ADMIN]), *NO_QUERY],
     responses=problem_responses(401, 403, 429),
 )
 
 
 @router.post("", status_code=201, responses=problem_responses(409, 422))
-def add_key(
-    new: NewKey, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
-) -> IssuedKey:
+def add_key(new: NewKey, store: StoreOf, settings: SettingsOf) -> IssuedKey:
     """Make a key. The answer alone holds its secret."""
     return issue(store, settings, new)
 
 
 @router.get("", responses=problem_responses(422))
-def list_keys(store: StoreOf, options: Annotated[NoOptions, Query()]) -> KeyList:
+def list_keys(store: StoreOf) -> KeyList:
     """List all keys, without their secrets."""
     return KeyList(keys=tuple(store.read(keys.every)))
 
 
 @router.delete("/{key_id}", responses=problem_responses(404, 422))
-def revoke_key(
-    key_id: Annotated[str, Path(pattern=r"^[0-9a-f]{8}$")],
-    store: StoreOf,
-    options: Annotated[NoOptions, Query()],
-) -> KeyView:
+def revoke_key(key_id: Annotated[str, Path(pattern=r"^[0-9a-f]{8}$")], store: StoreOf) -> KeyView:
     """Revoke a key. Its owner's jobs go on; what they would read with the key alone is read no more.
 
     Without a valid key, an owner's schedules make no jobs.

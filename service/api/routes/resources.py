@@ -5,17 +5,12 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Path, Request
 
-from schemas.base import Wire
 from schemas.names import ScheduleName, is_job_id
 from service.control.budget import Budget
 from service.control.keys import Caller
 from service.errors import NotFound
 from service.settings import Settings
 from service.store import JobRow, Store, jobs, schedules
-
-
-class NoOptions(Wire):
-    """The query or body of a route that takes none: any field is an unknown one."""
 
 
 async def settings_of(request: Request) -> Settings:

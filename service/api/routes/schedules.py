@@ -24,11 +24,11 @@ from schemas.schedule import (
 from service.api.auth import caller
 from service.api.problems import problem_responses
 from service.api.routes.extract import BodyOf
+from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import (
     BudgetOf,
     CallerOf,
     NarrowedSettings,
-    NoOptions,
     ScheduleNumberOf,
     SettingsOf,
     StoreOf,
@@ -118,38 +118,31 @@ def list_schedules(store: StoreOf, asks: CallerOf, query: Annotated[SchedulesQue
     return SchedulePage(schedules=tuple(page), next_after=page[-1].name if len(page) == query.limit else None)
 
 
-@router.get("/{name}", responses=problem_responses(404, 422))
-def read_schedule(
-    number: ScheduleNumberOf, store: StoreOf, options: Annotated[NoOptions, Query()]
-) -> ScheduleView:
+@router.get("/{name}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
+def read_schedule(number: ScheduleNumberOf, store: StoreOf) -> ScheduleView:
     """Say how a schedule stands, and when its next slots are."""
     return store.read(schedules.schedule_view, number)
 
 
 @router.get(
     "/{name}/request",
+    dependencies=NO_QUERY,
     response_class=Response,
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
-def read_schedule_request(
-    number: ScheduleNumberOf, store: StoreOf, options: Annotated[NoOptions, Query()]
-) -> Response:
+def read_schedule_request(number: ScheduleNumberOf, store: StoreOf) -> Response:
     """Send the request that its jobs are made of, with every default written out."""
     return Response(store.read(schedules.request_json, number), media_type="application/json")
 
 
-@router.patch("/{name}", responses=problem_responses(404, 422))
-def change_schedule(
-    number: ScheduleNumberOf, change: ScheduleChange, store: StoreOf, options: Annotated[NoOptions, Query()]
-) -> ScheduleView:
+@router.patch("/{name}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
+def change_schedule(number: ScheduleNumberOf, change: ScheduleChange, store: StoreOf) -> ScheduleView:
     """Change when its jobs are made, or pause it; slots count from now."""
     return scheduling.change(store, number, change)
 
 
-@router.delete("/{name}", status_code=204, responses=problem_responses(404, 422))
-def delete_schedule(
-    number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
-) -> None:
+@router.delete("/{name}", status_code=204, dependencies=NO_QUERY, responses=problem_responses(404, 422))
+def delete_schedule(number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf) -> None:
     """Delete a schedule, and the samples that were posted for its next job; its jobs stay."""
     scheduling.remove(store, settings, number)
 
@@ -162,6 +155,7 @@ async def posted_samples(body: BodyOf) -> CheckedSamples:
 @router.post(
     "/{name}/samples",
     status_code=202,
+    dependencies=NO_QUERY,
     openapi_extra=SAMPLES_BODY,
     responses=problem_responses(404, 409, 413, 415, 422, 503, 507),
 )
@@ -170,17 +164,16 @@ def post_samples(
     body: Annotated[CheckedSamples, Depends(posted_samples)],
     store: StoreOf,
     settings: SettingsOf,
-    options: Annotated[NoOptions, Query()],
 ) -> PostedCount:
     """Keep samples for the schedule's next job: on disk once it is answered. To repeat it is safe."""
     scheduling.post_samples(store, settings, number, body)
     return PostedCount(samples=body.number)
 
 
-@router.post("/{name}/run", status_code=202, responses=problem_responses(404, 409, 422, 507))
-def run_schedule(
-    number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
-) -> RunView:
+@router.post(
+    "/{name}/run", status_code=202, dependencies=NO_QUERY, responses=problem_responses(404, 409, 422, 507)
+)
+def run_schedule(number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf) -> RunView:
     """Make a job of it now, beside its slots."""
     return scheduling.run_now(store, settings, number)
 

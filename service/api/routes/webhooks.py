@@ -1,16 +1,14 @@
 """Webhooks: the caller's secret, and a report once more."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Query, Security
+from fastapi import APIRouter, Security
 
 from schemas.job import JobSummary
 from schemas.keys import Scope
 from schemas.webhook import WebhookSecret
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.jobs import no_options
-from service.api.routes.resources import CallerOf, JobOf, NoOptions, SettingsOf, StoreOf
+from service.api.routes.options import NO_OPTIONS, NO_QUERY
+from service.api.routes.resources import CallerOf, JobOf, SettingsOf, StoreOf
 from service.control.webhooks import secret
 from service.store import webhooks
 
@@ -21,10 +19,8 @@ router = APIRouter(
 )
 
 
-@router.get("/webhooks/secret")
-def read_secret(
-    asks: CallerOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
-) -> WebhookSecret:
+@router.get("/webhooks/secret", dependencies=NO_QUERY)
+def read_secret(asks: CallerOf, settings: SettingsOf) -> WebhookSecret:
     """Say what the webhooks of the caller's jobs are signed with, as Standard Webhooks verify it."""
     return WebhookSecret(secret=secret(asks.owner, settings))
 
@@ -32,7 +28,7 @@ def read_secret(
 @router.post(
     "/jobs/{job_id}/webhook",
     status_code=202,
-    dependencies=[Depends(no_options)],
+    dependencies=NO_OPTIONS,
     responses=problem_responses(404, 409),
 )
 def redeliver(job: JobOf, store: StoreOf) -> JobSummary:

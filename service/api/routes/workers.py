@@ -2,20 +2,26 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Security
+from fastapi import APIRouter, Path, Security
 
 from schemas.keys import Scope
 from schemas.worker import Forgotten, HostList
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import NoOptions, StoreOf
+from service.api.routes.options import NO_QUERY
+from service.api.routes.resources import StoreOf
 from service.store import hosts
 
-router = APIRouter(prefix="/workers", tags=["workers"], responses=problem_responses(401, 403, 422, 429))
+router = APIRouter(
+    prefix="/workers",
+    tags=["workers"],
+    dependencies=NO_QUERY,
+    responses=problem_responses(401, 403, 422, 429),
+)
 
 
 @router.get("", dependencies=[Security(caller, scopes=[Scope.METRICS])])
-def list_workers(store: StoreOf, options: Annotated[NoOptions, Query()]) -> HostList:
+def list_workers(store: StoreOf) -> HostList:
     """List the workers that capture, by the host that they run on, and what each host has to store."""
     return HostList(hosts=tuple(store.read(hosts.views)))
 
@@ -23,10 +29,6 @@ def list_workers(store: StoreOf, options: Annotated[NoOptions, Query()]) -> Host
 @router.delete(
     "/{host_id}", dependencies=[Security(caller, scopes=[Scope.ADMIN])], responses=problem_responses(404)
 )
-def forget_host(
-    host_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")],
-    store: StoreOf,
-    options: Annotated[NoOptions, Query()],
-) -> Forgotten:
+def forget_host(host_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")], store: StoreOf) -> Forgotten:
     """Give up what a host had captured and not stored: it is captured again elsewhere."""
     return Forgotten(units=store.write(hosts.forget, host_id))

@@ -110,21 +110,12 @@ class _Parent:
         """Send one message; blocks until the parent took enough."""
         self._connection.send_bytes(json.dumps([kind, *values]).encode() + b"\n" + body)
 
-    def known_hashes(self) -> Path | None:
-        """Wait for the file of hashes of the samples that are left out; none where all are taken."""
+    def received(self) -> Any:  # noqa: ANN401 - a file of known hashes, or a question
+        """Wait for what the parent sends; end this process if it sends no more."""
         try:
-            path: Path | None = self._connection.recv()
+            return self._connection.recv()
         except EOFError:
-            os._exit(0)  # the plan was given up
-        return path
-
-    def question(self) -> tuple[Any, ...]:
-        """Wait for a question of the parent."""
-        try:
-            question: tuple[Any, ...] = self._connection.recv()
-        except EOFError:
-            os._exit(0)  # it has no more
-        return question
+            os._exit(0)
 
     def begin_row(self, position: int) -> None:
         """Note that a row begins, and its time anew."""
@@ -180,7 +171,7 @@ def _talk(target: Target, request: ExtractRequest, parent: _Parent) -> None:
     parent.send("opened", config, tokenizer.template_sha256, None, None)
     while True:
         parent.note(Step.TEMPLATE)
-        question = parent.question()
+        question = parent.received()
         parent.go_on()
         kind, values, body = turns.answer(question)
         parent.send(kind, *values, body=body)
@@ -188,7 +179,7 @@ def _talk(target: Target, request: ExtractRequest, parent: _Parent) -> None:
 
 def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent: _Parent) -> None:
     """Tokenize the job's rows one by one, in order. Raises what the source and the template raise."""
-    hashes = parent.known_hashes()
+    hashes: Path | None = parent.received()
     known = _mapped(hashes) if hashes is not None else None
     rows: list[RowOutcome] = []
     sent_s = time.monotonic()

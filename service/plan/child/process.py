@@ -300,10 +300,8 @@ def _unpacked(
 ) -> Iterator[RowOutcome]:
     """Yield what the child packed, each row checked. Raises PlanningDied."""
     key_form = HASH_FORM if keyed else NO_HASH
-    names, in_dialogues = (
-        request.label_names,
-        request.generate is not None and request.generate.is_rendered_again,
-    )
+    names = request.label_names
+    in_dialogues = request.generate is not None and request.generate.is_rendered_again
     parts, position = BytesIO(body), -1
     for entry in entries:
         match entry:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from schemas.base import first_fault
 from schemas.generate import Generate
 from service.errors import OptionRefused, TemplateRefused
-from service.plan.rendering import Messages, RenderFailed, Tools
+from service.plan.rendering import Conversation, Messages, RenderFailed, Tools
 from service.plan.samples import SampleTokenizer
 from service.plan.sources.rows import RejectedError, RejectReason
 
@@ -51,11 +51,12 @@ class Turns:
         try:
             match question:
                 case ("prompt", messages, tools, entry):
-                    return self._prompt(messages, tools, entry)
+                    return self._prompt(self._chat(messages, tools, entry))
                 case ("rendered", messages, tools, entry, ends, last_only):
-                    return self._rendered(messages, tools, entry, ends, last_only=last_only)
+                    chat = self._chat(messages, tools, entry)
+                    return self._rendered(chat, ends, last_only=last_only)
                 case ("is prompt", token_ids, messages, tools, entry):
-                    return self._is_prompt(token_ids, messages, tools, entry)
+                    return self._is_prompt(token_ids, self._chat(messages, tools, entry))
                 case ("read", before, token_ids, tools, entry, is_stopped):
                     said = _Said(
                         self._tokenizer, before, token_ids, self._generate.stop if is_stopped else ()
@@ -67,24 +68,18 @@ class Turns:
             return "rejected", (RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}"), b""
         raise AssertionError(f"there is no question {question[0]}")
 
-    def _prompt(self, messages: Messages, tools: Tools, entry: str | None) -> Answer:
+    def _chat(self, messages: Messages, tools: Tools, entry: str | None) -> Conversation:
+        return self._tokenizer.chat(messages, tools, self._entry(entry))
+
+    def _prompt(self, chat: Conversation) -> Answer:
         """Return the token ids of a turn's prompt, int32."""
-        ids = self._tokenizer.ids(self._tokenizer.chat(messages, tools, self._entry(entry)).prompt())
+        ids = self._tokenizer.ids(chat.prompt())
         self._tokenizer.check_vocabulary(ids)
         return "prompt", (len(ids),), ids.astype("<i4").tobytes()
 
-    def _rendered(
-        self,
-        messages: Messages,
-        tools: Tools,
-        entry: str | None,
-        ends: Sequence[int | None],
-        *,
-        last_only: bool,
-    ) -> Answer:
+    def _rendered(self, chat: Conversation, ends: Sequence[int | None], *, last_only: bool) -> Answer:
         """Return the token ids of a conversation, int32, and its loss mask, uint8, up to the last answer."""
-        chat = self._tokenizer.chat(messages, tools, self._entry(entry))
-        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        turns = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
         ends = ends[-1:] if last_only else ends
         try:
             row = self._tokenizer.supervised(chat, turns, last_only=last_only, ends=ends)
@@ -94,11 +89,9 @@ class Turns:
         end = int(np.flatnonzero(row.mask)[-1]) + 1 if row.mask.any() else len(row.ids)
         return "rendered", (end,), row.ids[:end].astype("<i4").tobytes() + row.mask[:end].tobytes()
 
-    def _is_prompt(
-        self, token_ids: Sequence[int], messages: Messages, tools: Tools, entry: str | None
-    ) -> Answer:
+    def _is_prompt(self, token_ids: Sequence[int], chat: Conversation) -> Answer:
         """Say whether tokens read as the prompt of a turn does."""
-        wanted = self._tokenizer.ids(self._tokenizer.chat(messages, tools, self._entry(entry)).prompt())
+        wanted = self._tokenizer.ids(chat.prompt())
         read = [self._tokenizer.decode(ids, skip_marks=False) for ids in (token_ids, wanted.tolist())]
         return "is prompt", (read[0] == read[1],), b""
 

@@ -4,14 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from schemas.source import (
-    FileSource,
-    HubSource,
-    InlineSource,
-    MixSource,
-    PostedSource,
-    Source,
-)
+from schemas.source import FileSource, HubSource, InlineSource, MixSource, PostedSource, Source
 from service.errors import SourceRefused
 from service.plan.sources.files import FileRows
 from service.plan.sources.hub import HubRows

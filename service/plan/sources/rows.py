@@ -84,29 +84,24 @@ class RowSource(Protocol):
 
         Raises SourceRefused.
         """
-        ...
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return a digest that changes when the rows do; `watch` is called often, and may end it.
 
         Raises SourceRefused, HubUnavailable.
         """
-        ...
 
     def check_unchanged(self) -> None:
         """Return if nobody has written to it since its fingerprint was taken. Raises SourceRefused."""
-        ...
 
     def frozen(self) -> object:
         """Return what `open_source` opens this source by again, as JSON, however it has grown."""
-        ...
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows in order, in bounded memory; a bad row is a reject.
 
         Raises SourceRefused where the source cannot be read (on), HubUnavailable.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

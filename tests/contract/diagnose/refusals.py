@@ -12,7 +12,7 @@ from service.export.source import open_source
 
 def main(target: str, dataset: str, *drafters: str) -> None:
     options = ExportOptions(to=FormatName.SPECULATORS, algorithm=Algorithm.MTP, target=target)
-    model = read_target(open_source(dataset, options), target)
+    model = read_target(open_source(dataset, options))
     for folder in drafters:
         try:
             Drafter(Path(folder), model)

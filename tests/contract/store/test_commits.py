@@ -36,7 +36,6 @@ def account(store: Store) -> tuple[object, ...]:
         store.read(jobs.job, name),
         store.read(units.of_job, name),
         store.read(commits.shards, name),
-        store.read(commits.indexes, name),
         store.read(commits.unit_commits, name),
         store.read(commits.rejects, name),
         store.read(jobs.events, name),
@@ -50,7 +49,6 @@ def test_a_commit_makes_the_unit_done_with_all_it_is_made_of(store: Store) -> No
     store.write(commits.commit, whole, lease)
     assert store.read(commits.unit_commits, job_id(1)) == [whole]
     assert store.read(commits.shards, job_id(1)) == list(whole.shards)
-    assert store.read(commits.indexes, job_id(1)) == [whole.index]
     assert store.read(commits.rejects, job_id(1)) == list(whole.rejects)
     assert store.read(units.of_job, job_id(1))[0].state is TaskState.DONE
     assert store.read(jobs.job, job_id(1)).provenance == whole.provenance
@@ -88,7 +86,6 @@ def test_commits_are_read_back_in_unit_order_with_their_own_shards_and_rejects(s
         store.write(commits.commit, whole, lease)
     assert store.read(commits.unit_commits, job_id(1)) == done
     assert [entry.unit for entry in store.read(commits.shards, job_id(1))] == [0, 1]
-    assert store.read(commits.indexes, job_id(1)) == [done[0].index, done[1].index]
 
 
 def test_rejects_of_plan_and_units_are_paged_by_position(store: Store) -> None:

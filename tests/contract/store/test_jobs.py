@@ -121,7 +121,6 @@ def test_the_lists_of_an_unknown_job_are_empty(store: Store) -> None:
     lists = (
         units.of_job,
         commits.shards,
-        commits.indexes,
         commits.unit_commits,
         commits.rejects,
         jobs.events,

@@ -36,7 +36,7 @@ def captured(shape: str, head: Head) -> torch.Tensor:
         states_NH[:, 7] = 3e5
     if shape == "certain":
         tokens_N = torch.randint(0, VOCAB_SIZE, (NUM_ROWS,), generator=draw)
-        states_NH += 8 * head._weight_VH[tokens_N].float()
+        states_NH += 8 * head._head.weight_VH[tokens_N].float()
     return states_NH.to(head.dtype)
 
 

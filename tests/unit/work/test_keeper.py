@@ -10,7 +10,7 @@ import pytest
 
 from service.errors import DiskFull, LeaseLost, QuarryError, StoreUnavailable
 from service.store import Lease, Store, Transaction, jobs, migration, publishing, tasks, units
-from service.work.keeper import Keeper
+from service.work.keeper import Keeper, Stopped
 from tests.support.store_cases import OWNER, TTL_S, Beats, Clock, capture, job_id, lease_publish, start_units
 
 ROOT = Path(__file__).parents[3]
@@ -19,7 +19,7 @@ SHORT_S = 0.05
 
 ENDS_DURING_AN_UPLOAD = """
 import threading
-from service.work.keeper import Keeper
+from service.work.keeper import Keeper, Stopped
 
 def upload():
     with Keeper(None, 600.0):
@@ -133,7 +133,7 @@ def test_a_database_that_is_away_for_many_leases_ends_nothing(
     with Keeper(store, SHORT_S) as keeper, keeper.keep(lease_publish(store)) as kept:
         assert back.wait(60)
         kept.check()
-        kept.confirm(lambda: False)
+        kept.confirm()
 
 
 def test_a_step_that_nothing_fences_waits_for_a_lease_that_is_confirmed(
@@ -142,12 +142,17 @@ def test_a_step_that_nothing_fences_waits_for_a_lease_that_is_confirmed(
     """1. The database is away for longer than the lease. 2. When it is back, the lease is another's."""
     capture(store)
     fail_at(monkeypatch, *[AWAY] * 10)
-    with Keeper(store, SHORT_S) as keeper, keeper.keep(lease_publish(store)) as kept:
+    stop = threading.Event()
+    stopping = {"stopped": stop.is_set}
+    with Keeper(store, SHORT_S) as keeper, keeper.keep(lease_publish(store), **stopping) as kept:
         kept.extended_s -= 1.0
-        kept.confirm(lambda: True)
+        stop.set()
+        with pytest.raises(Stopped):
+            kept.confirm()
+        stop.clear()
         store.write(jobs.cancel, job_id(1))
         with pytest.raises(LeaseLost):
-            kept.confirm(lambda: False)
+            kept.confirm()
 
 
 def test_a_keeper_that_ended_by_a_bug_keeps_nothing_and_says_so(

@@ -10,8 +10,8 @@ from schemas.job import JobState
 from service.errors import DatasetBroken, DiskFull, LeaseLost, StoreUnavailable
 from service.store import PublishLease, Store, jobs, migration, publishing, tasks
 from service.work import runner
-from service.work.keeper import Keeper, Kept
-from service.work.runner import Stopped, run_next
+from service.work.keeper import Keeper, Kept, Stopped
+from service.work.runner import run_next
 from tests.support.store_cases import OWNER, TTL_S, capture, job_id
 
 
