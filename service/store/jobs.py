@@ -13,7 +13,7 @@ from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Problem,
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
-from service.store import consumers, keys, workers
+from service.store import consumers, keys, totals, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.policies import POLICIES
@@ -227,6 +227,7 @@ def resume(tx: Transaction, job_id: str) -> JobRow:
 
 def queue_again(tx: Transaction, locked: LockedJob) -> None:
     """Queue a locked job with all it has, whatever its owner's quota. Raises IllegalMove."""
+    failed = locked.progress.units_failed
     locked = move_job(tx, locked, JobState.QUEUED)
     for task in tasks_in(tx, locked, TaskState.FAILED):
         fresh = replace(task, state=TaskState.PENDING)
@@ -237,6 +238,7 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
         TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING, TASK.c.kind.in_(again)
     )
     tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
+    totals.keep(tx, {"units_failed": failed})
     # They still run alone.
     tx.connection.execute(waiting.where(TASK.c.lone_deaths.is_not(None)).values(lone_deaths=LoneDeaths()))
 

@@ -224,9 +224,12 @@ def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
 
 
 def page(
-    tx: Transaction, *, owner: str | None = None, after: str = "", limit: int = 50
+    tx: Transaction, *, owner: str | None = None, after: str = "", limit: int | None = 50
 ) -> list[ScheduleView]:
-    """Return schedules, of one owner if one is given, whose names come after `after`, by name."""
+    """Return schedules, of one owner if one is given, whose names come after `after`, by name.
+
+    `limit` is the most of them, null: all.
+    """
     query = select(SCHEDULE).where(SCHEDULE.c.name > after).order_by(SCHEDULE.c.name).limit(limit)
     if owner is not None:
         query = query.where(SCHEDULE.c.owner == owner)

@@ -19,7 +19,7 @@ def keep(tx: Transaction, counts: Mapping[str, int]) -> None:
 
 
 def totals(tx: Transaction) -> Progress:
-    """Return the counters, none of which ever falls but `units_failed`; `plan_done` is false."""
+    """Return the counters, none of which ever falls; `plan_done` is false."""
     names = [name for name in Progress.model_fields if name != "plan_done"]
     # One statement: what moves from a job to the past meanwhile is counted once.
     past = {name: select(PAST.c.number).where(PAST.c.counter == name).scalar_subquery() for name in names}

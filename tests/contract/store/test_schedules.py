@@ -95,20 +95,6 @@ def test_a_slot_that_is_seen_a_little_late_is_not_missed(store: Store, clock: Cl
     assert submitted(store) == [at(9)]
 
 
-@pytest.mark.parametrize(("waited_s", "late"), [(0, 0), (4 * 60, 0), (6 * 60, 1), (4 * HOUR_S, 4)])
-def test_a_job_that_is_made_late_is_counted(store: Store, clock: Clock, waited_s: int, late: int) -> None:
-    """The slot that is seen after four hours is in time; those before it are not."""
-    store.write(schedules.add, schedule(missed="all", overlap="replace"))
-    store.write(schedules.add, schedule("never", ends_at=at(8, 30)))
-    clock.advance(HOUR_S + waited_s)
-    look(store)
-    assert submitted(store)
-    assert {name: counts["late"] for name, counts in store.read(runs.counts).items()} == {
-        "hourly": late,
-        "never": 0,
-    }
-
-
 def test_years_of_missed_minutes_are_one_record(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule(cron="* * * * *"))
     clock.advance(3 * 365 * 24 * HOUR_S)
