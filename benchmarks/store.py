@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 from sqlalchemy import insert, text
 
@@ -107,7 +108,7 @@ def measure(url: str, num_jobs: int, num_tasks: int) -> dict[str, float | str]:
         "lock a repository": lambda: store.write(tasks._lock_subject, TaskKind.PUBLISH, first),
         "earlier runs": lambda: store.read(captured_samples.earlier, 1, "j-none", IDENTITY.recipe_sha256()),
         "first recipe": lambda: store.read(captured_samples.first_recipe, first),
-        "scrape": lambda: list(JobMetrics(store).collect()),
+        "scrape": lambda: list(JobMetrics(store, Path(), lambda: 0).collect()),
     }
     times = {name: median_ms(act) for name, act in asked.items()}
     store.close()

@@ -82,7 +82,7 @@ def views(tx: Transaction) -> list[HostView]:
     for row in tx.connection.execute(present).mappings():
         view = {"name": row["owner"], **{name: row[name] for name in ("pid", "alive_until", "waits")}}
         of_host.setdefault(row["host"], []).append(WorkerView(**view, **row["status"].model_dump()))
-    leaving = JOB.c.publish_subject != JOB.c.id, JOB.c.units_stored < JOB.c.units_done
+    leaving = select(JOB.c.id).where(JOB.c.publish_subject != JOB.c.id, JOB.c.units_stored < JOB.c.units_done)
     goes_on = JOB.c.state.in_(POLICIES[TaskKind.STORE].job_states)
     held = (
         select(
@@ -92,7 +92,7 @@ def views(tx: Transaction) -> list[HostView]:
             func.min(case((goes_on, UNIT_COMMIT.c.committed_at))).label("to_store_since"),
         )
         .join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id)
-        .where(~UNIT_COMMIT.c.is_stored, *leaving)
+        .where(~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.job_id.in_(leaving))
         .group_by(UNIT_COMMIT.c.host)
     )
     holds = {row.pop("host"): row for row in map(dict, tx.connection.execute(held).mappings())}

@@ -22,7 +22,6 @@ from service.store import (
     jobs,
     plans,
     publishing,
-    runs,
     schedules,
     totals,
     units,
@@ -197,9 +196,7 @@ def test_a_job_that_was_cut_short_is_published_and_is_no_good_run(store: Store, 
     view = store.read(schedules.schedule_view, "hourly")
     assert view.last_good_at is None and view.samples is Samples.NEW
     outcomes = {run.job_id: run.outcome for run in store.read(schedules.past, "hourly")}
-    assert outcomes[job] is RunOutcome.CUT_SHORT
-    counts = store.read(runs.counts)["hourly"]
-    assert (counts["submitted"], counts["cut_short"]) == (2, 1)
+    assert outcomes[job] is RunOutcome.CUT_SHORT and len(outcomes) == 2
 
 
 def test_a_job_whose_publishing_failed_is_published_again_with_each_slot(store: Store, clock: Clock) -> None:
