@@ -67,7 +67,7 @@ def _jobs(tx: Transaction) -> Iterator[Metric]:
         yield CounterMetricFamily(f"quarry_{name}", what, value=getattr(counted, field))
     what = "Seconds for which nothing has happened in a job with a task that a worker may take: the longest."
     yield gauge("oldest_runnable_task_seconds", what, backlog.runnable(tx).items(), "kind")
-    what = "Age of the oldest lease that the worker, or a process beside it, has of a kind of task."
+    what = "Age of the oldest lease of a kind of task, by the worker or its process that has it."
     leases = [(*of, age) for of, age in backlog.leased(tx).items()]
     yield gauge("oldest_leased_task_seconds", what, leases, "kind", "worker")
 
@@ -99,9 +99,9 @@ def _hosts(views: Sequence[HostView], now: datetime) -> Iterator[Metric]:
 
 
 def _schedules(tx: Transaction) -> Iterator[Metric]:
-    views = schedules.page(tx, limit=None)
-    good = [(one.name, (one.last_good_at or one.created_at).timestamp()) for one in views]
+    health = schedules.health(tx)
+    good = [(name, good_at.timestamp()) for name, good_at, _ in health]
     what = "Unix time at which a job of the schedule was last completed, or the schedule was made."
     yield gauge("schedule_last_good_timestamp_seconds", what, good, "schedule")
-    failing = [(one.name, float(one.failing)) for one in views]
+    failing = [(name, float(is_failing)) for name, _, is_failing in health]
     yield gauge("schedule_failing", "1 if the last slot has no completed job.", failing, "schedule")

@@ -224,16 +224,25 @@ def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
 
 
 def page(
-    tx: Transaction, *, owner: str | None = None, after: str = "", limit: int | None = 50
+    tx: Transaction, *, owner: str | None = None, after: str = "", limit: int = 50
 ) -> list[ScheduleView]:
-    """Return schedules, of one owner if one is given, whose names come after `after`, by name.
-
-    `limit` is the most of them, null: all.
-    """
+    """Return schedules, of one owner if one is given, whose names come after `after`, by name."""
     query = select(SCHEDULE).where(SCHEDULE.c.name > after).order_by(SCHEDULE.c.name).limit(limit)
     if owner is not None:
         query = query.where(SCHEDULE.c.owner == owner)
     return [_view(tx, row) for row in tx.connection.execute(query).mappings().all()]
+
+
+def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
+    """Return each schedule's name, when a job of it was last completed, or it was made, and if it is failing.
+
+    The slots to come are not computed, which takes longer than all else.
+    """
+    rows = tx.connection.execute(select(SCHEDULE.c.number, SCHEDULE.c.name, SCHEDULE.c.created_at)).all()
+    return [
+        (name, runs.last_good_at(tx, number) or made, any(map(_has_failed, runs.page(tx, number, limit=1))))
+        for number, name, made in rows
+    ]
 
 
 def request_json(tx: Transaction, which: Which) -> str:
