@@ -73,8 +73,7 @@ def _jobs(tx: Transaction) -> Iterator[Metric]:
 
 
 def _workers(tx: Transaction, views: Sequence[HostView]) -> Iterator[Metric]:
-    there = sum(len(host.workers) for host in views)
-    yield gauge("workers", "Workers that capture.", [(there,)])
+    yield gauge("workers", "Workers that capture.", [(sum(len(host.workers) for host in views),)])
     sick = sorted(workers.sick(tx), key=lambda one: one.deaths)
     # Of two checkpoints with one name the higher number.
     deaths = {(one.owner, one.host, one.host_id, one.model): one.deaths for one in sick}
@@ -100,8 +99,8 @@ def _hosts(views: Sequence[HostView], now: datetime) -> Iterator[Metric]:
 
 def _schedules(tx: Transaction) -> Iterator[Metric]:
     health = schedules.health(tx)
-    good = [(name, good_at.timestamp()) for name, good_at, _ in health]
     what = "Unix time at which a job of the schedule was last completed, or the schedule was made."
-    yield gauge("schedule_last_good_timestamp_seconds", what, good, "schedule")
+    last_good = [(name, at.timestamp()) for name, at, _ in health]
+    yield gauge("schedule_last_good_timestamp_seconds", what, last_good, "schedule")
     failing = [(name, float(is_failing)) for name, _, is_failing in health]
     yield gauge("schedule_failing", "1 if the last slot has no completed job.", failing, "schedule")

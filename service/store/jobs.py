@@ -227,7 +227,7 @@ def resume(tx: Transaction, job_id: str) -> JobRow:
 
 def queue_again(tx: Transaction, locked: LockedJob) -> None:
     """Queue a locked job with all it has, whatever its owner's quota. Raises IllegalMove."""
-    failed = locked.progress.units_failed
+    totals.keep(tx, {"units_failed": locked.progress.units_failed})
     locked = move_job(tx, locked, JobState.QUEUED)
     for task in tasks_in(tx, locked, TaskState.FAILED):
         fresh = replace(task, state=TaskState.PENDING)
@@ -238,7 +238,6 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
         TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING, TASK.c.kind.in_(again)
     )
     tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
-    totals.keep(tx, {"units_failed": failed})
     # They still run alone.
     tx.connection.execute(waiting.where(TASK.c.lone_deaths.is_not(None)).values(lone_deaths=LoneDeaths()))
 

@@ -71,28 +71,21 @@ class Phases(Collector):
 
 LOADS: dict[int, RankLoad] = {}
 """What each rank of the engine said last of itself; an engine's ranks begin anew."""
-OF_RANKS: dict[str, tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str]] = {
-    "drained_samples": (CounterMetricFamily, "drained_rows", "Samples copied from the engine's cache."),
-    "drained_tokens": (CounterMetricFamily, "drained_tokens", "Tokens copied from the engine's cache."),
-    "drained_bytes": (CounterMetricFamily, "drained_bytes", "Bytes copied from the engine's cache."),
-    "pool_bytes": (GaugeMetricFamily, "pool_bytes", "Size of the pool that the rank drains into."),
-    "pool_used_bytes": (GaugeMetricFamily, "pool_used_bytes", "Bytes of the pool that hold rows."),
-    "pool_waiting_samples": (GaugeMetricFamily, "waiting_rows", "Rows held until the pool has room."),
-    "writers": (GaugeMetricFamily, "writers", "Writer threads."),
-    "writer_busy_seconds": (CounterMetricFamily, "busy_s", "Seconds that writer threads have worked."),
-}
+COUNTED = frozenset({"drained_samples", "drained_tokens", "drained_bytes", "writer_busy_seconds"})
 
 
 class Ranks(Collector):
-    """`LOADS`, by rank."""
+    """`LOADS`, by rank: those that only grow are `COUNTED`."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
         loads = list(LOADS.values())  # the worker's loop takes others meanwhile
-        for name, (kind, field, what) in OF_RANKS.items():
-            family = kind(f"{PREFIX}_{name}", what, labels=["rank"])
+        for name in RankLoad.model_fields.keys() - {"kind", "rank"}:
+            family_of = CounterMetricFamily if name in COUNTED else GaugeMetricFamily
+            what = RankLoad.model_fields[name].description
+            family = family_of(f"{PREFIX}_{name}", str(what), labels=["rank"])
             for load in loads:
-                family.add_metric([str(load.rank)], getattr(load, field))
+                family.add_metric([str(load.rank)], getattr(load, name))
             yield family
 
 

@@ -260,10 +260,10 @@ LOAD = RankLoad(
     rank=0,
     pool_bytes=1000,
     pool_used_bytes=400,
-    waiting_rows=7,
+    pool_waiting_samples=7,
     writers=2,
-    busy_s=1.5,
-    drained_rows=3,
+    writer_busy_seconds=1.5,
+    drained_samples=3,
     drained_tokens=30,
     drained_bytes=300,
 )
@@ -285,9 +285,9 @@ async def test_ranks_are_asked_what_they_hold_and_the_last_answer_of_each_is_sho
     for rank in ranks:
         assert await rank.heard() == AskLoad()
         for waiting in (7, rank.rank):
-            rank.say(LOAD.model_copy(update={"rank": rank.rank, "waiting_rows": waiting}))
+            rank.say(LOAD.model_copy(update={"rank": rank.rank, "pool_waiting_samples": waiting}))
     asking.cancel()
-    await until(lambda: [load.waiting_rows for load in meters.LOADS.values()] == [0, 1])
+    await until(lambda: [load.pool_waiting_samples for load in meters.LOADS.values()] == [0, 1])
     said = {"pool_bytes": 1000, "pool_used_bytes": 400, "writers": 2, "writer_busy_seconds_total": 1.5}
     said |= {
         f"drained_{unit}_total": 3 * more for unit, more in (("samples", 1), ("tokens", 10), ("bytes", 100))
