@@ -10,7 +10,7 @@ from schemas.job import JobState, JobSummary
 from service.errors import EngineDied
 from service.store import Store, hosts, jobs, totals, units, workers
 from tests.support.api import api_settings, complete, problem_of, serving
-from tests.support.store_cases import OWNER, TTL_S, job_id, lease_unit, start_units
+from tests.support.store_cases import IDENTITY, OWNER, TTL_S, job_id, lease_unit, start_units
 
 
 def test_a_data_folder_that_is_gone_is_not_ready(tmp_path: Path):
@@ -51,7 +51,8 @@ def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, st
 def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(api: httpx2.Client, store: Store):
     """1. A worker rests from the job's model, and another one does not. 2. The first one ends.
 
-    Workers of two hosts with one name and one process id have series of their own, as two containers have.
+    Workers of two hosts with one name and one process id have series of their own, as two containers have;
+    two checkpoints with one name have one.
     """
     start_units(store)
     store.write(hosts.register, "0" * 32, socket.gethostname(), is_home=True)
@@ -62,16 +63,21 @@ def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(api: httpx2.Clien
         died = EngineDied("the device is gone")
         store.write(workers.engine_died, lease_unit(store), died, 1e-6, alone=False, sound=False)
         store.write(workers.try_again, job_id(1))
-    store.write(workers.engine_died, lease_unit(store), died, 600.0, alone=False, sound=False)
     start_units(store, number=2, repo_id="org/data")
-    lease = units.lease(store, "another", TTL_S, prefer_job=job_id(2), host=scratch)
-    assert lease is not None
-    store.write(workers.engine_died, lease, died, 600.0, alone=False, sound=False)
+    other = IDENTITY.model_copy(update={"revision": "beef"})
+    start_units(store, number=3, repo_id="org/data", identity=other)
+    for number in (2, 2, 3):
+        lease = units.lease(store, "another", TTL_S, prefer_job=job_id(number), host=scratch)
+        assert lease is not None and lease.job_id == job_id(number)
+        store.write(workers.engine_died, lease, died, 1e-6, alone=False, sound=False)
+        store.write(workers.try_again, job_id(number))
+    store.write(workers.engine_died, lease_unit(store), died, 600.0, alone=False, sound=False)
+    assert len(store.read(workers.sick)) == 3
     series = [line.rsplit(" ", 1) for line in api.get("/metrics").text.splitlines() if line[0] != "#"]
     values = dict(series)
     assert len(values) == len(series)
     assert float(values["quarry_workers"]) == 3
-    for host_id, worker, number in (("0", OWNER, 4), ("1", "another", 1)):
+    for host_id, worker, number in (("0", OWNER, 4), ("1", "another", 2)):
         labels = f'host="{socket.gethostname()}",host_id="{host_id * 32}",model="org/model",worker="{worker}"'
         assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == number
     waits = f"worker {socket.gethostname()}'s engine dies: the device is gone"
