@@ -12,7 +12,7 @@ from sqlalchemy import select
 from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.job import JobState
 from schemas.schedule import RunOutcome, Samples
-from service.errors import Conflict, LeaseLost, NotFound
+from service.errors import Conflict, LeaseLost, NotFound, Outcome
 from service.store import (
     HOME,
     Store,
@@ -23,6 +23,7 @@ from service.store import (
     plans,
     publishing,
     schedules,
+    tasks,
     totals,
     units,
 )
@@ -31,6 +32,7 @@ from tests.contract.store.test_schedules import HOUR_S, REQUEST, look, schedule
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
+    PROBLEM,
     TTL_S,
     Clock,
     lease_plan,
@@ -181,12 +183,13 @@ def test_a_job_that_was_cut_short_is_published_and_is_no_good_run(store: Store, 
     job = begin(store, clock, 3)
     captured_at = datetime.fromtimestamp(clock.now_s, UTC)
     commit(store, lease_unit(store))
-    stop_job(store, job, JobState.FAILED)
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.FAIL, 1)
     clock.advance(HOUR_S)
     before = store.read(totals.totals)
     look(store)
     after = store.read(totals.totals)
     assert (after.units_planned, after.tokens_planned) == (before.units_planned, before.tokens_planned)
+    assert after.units_failed == before.units_failed == 1
     lease = publishing.lease(store, OWNER, TTL_S)
     assert lease is not None and lease.job_id == job
     assert lease.captured_at == captured_at, "it is not the next night's"
