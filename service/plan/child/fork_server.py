@@ -106,7 +106,7 @@ class ForkServer:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without its secrets and our settings."""
+    """Return this process's environment without its secrets, and of our settings only how to log."""
     kept = {
         name: value
         for name, value in os.environ.items()
