@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 from sqlalchemy import insert, text
 
@@ -28,9 +29,10 @@ SCHEDULES, RUNS, UNITS_A_RUN = 200, 4_000, 5
 REPEATS = 5
 SERIES = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {last}) "
 TASKS = """
-INSERT INTO task (job_id, kind, item, subject, state, epoch, attempts, deaths, lease_until)
+INSERT INTO task (job_id, kind, item, subject, state, epoch, attempts, deaths, owner, leased_at, lease_until)
 SELECT id, 'capture', i, id || '/' || i,
   CASE WHEN i < {last} / 2 THEN 'done' WHEN i = {last} / 2 THEN 'leased' ELSE 'pending' END, 1, 1, 0,
+  'anybody', '2026-01-01 00:00:00' {cast},
   CASE WHEN i = {last} / 2 THEN '2099-01-01 00:00:00' {cast} END FROM job, n
 """
 COPIES = """
@@ -38,8 +40,11 @@ INSERT INTO job ({columns}) SELECT {values} FROM job, n WHERE job.id = '{first}'
 """
 
 
-def fill(store: Store, num_jobs: int, num_tasks: int) -> str:
-    """Make running jobs of so many captures each, half of them done, and one schedule of many runs."""
+def fill(store: Store, num_jobs: int, num_tasks: int) -> tuple[str, int]:
+    """Make running jobs of so many captures each, half of them done, and one schedule of many runs.
+
+    Return the first job, and the schedule's number.
+    """
     first = jobs.new_id()
     store.write(jobs.submit, NewJob.of(first, "first", a_request()))
     with store.writing() as tx:
@@ -57,27 +62,30 @@ def fill(store: Store, num_jobs: int, num_tasks: int) -> str:
         publish = (
             "INSERT INTO task SELECT id, 'publish', 0, id, 'pending', 0, 0, 0 {} FROM job WHERE id = '{}'"
         )
-        tx.connection.execute(text(publish.format(", NULL" * 5, first)))
+        tx.connection.execute(text(publish.format(", NULL" * 6, first)))
     source = {"kind": "file", "path": "rows.jsonl"}
     for number in range(SCHEDULES):
         body = {"name": f"s-{number}", "cron": "0 3 * * *", "time_zone": "Europe/Berlin"}
         request = {"model": "org/model", "source": source}
         store.write(schedules.add, NewSchedule.model_validate({**body, "request": request}))
+    schedule, _ = store.read(schedules.numbered, "s-0")
     with store.writing() as tx:
         runs, keys = [], []
         for number in range(RUNS):
             slot, job_id = tx.now - timedelta(minutes=RUNS - number), f"j-{number:016x}"
-            run = {"schedule": 1, "slot": slot, "at": slot, "outcome": "submitted", "job_id": job_id}
+            run = {"schedule": schedule, "slot": slot, "at": slot, "outcome": "submitted", "job_id": job_id}
             runs.append(run | {"job_state": JobState.COMPLETED, "job_ended_at": slot, "identity": IDENTITY})
-            key = {"schedule": 1, "job_id": job_id, "recipe": IDENTITY.recipe_sha256()}
+            key = {"schedule": schedule, "job_id": job_id, "recipe": IDENTITY.recipe_sha256()}
             if number < RUNS // 2:  # later runs found nothing new
                 keys += [key | {"unit": unit, "content_hashes": b"k" * 4096} for unit in range(UNITS_A_RUN)]
         tx.connection.execute(insert(RUN), runs)
         tx.connection.execute(insert(CAPTURED_SAMPLES), keys)
-        tx.connection.execute(text("UPDATE job SET schedule = 1 WHERE id = :first"), {"first": first})
+        tx.connection.execute(
+            text("UPDATE job SET schedule = :number WHERE id = :first"), {"number": schedule, "first": first}
+        )
     with store.writing() as tx:
         tx.connection.execute(text("ANALYZE"))
-    return first
+    return first, schedule
 
 
 def median_ms(act: Callable[[], object]) -> float:
@@ -95,7 +103,7 @@ def measure(url: str, num_jobs: int, num_tasks: int) -> dict[str, float | str]:
     """Fill an empty database and time what workers, planners and Prometheus ask it."""
     store = Store(url)
     store.write(migration.migrate)
-    first = fill(store, num_jobs, num_tasks)
+    first, schedule = fill(store, num_jobs, num_tasks)
     preferred = Choice(prefer_job="j-3000")
     asked = {
         "next capture": lambda: store.read(tasks._next_job, TaskKind.CAPTURE, "nobody"),
@@ -105,9 +113,11 @@ def measure(url: str, num_jobs: int, num_tasks: int) -> dict[str, float | str]:
         "next plan, none": lambda: store.read(tasks._next_job, TaskKind.PLAN, "nobody"),
         "next publish": lambda: store.read(tasks._next_job, TaskKind.PUBLISH, "nobody"),
         "lock a repository": lambda: store.write(tasks._lock_subject, TaskKind.PUBLISH, first),
-        "earlier runs": lambda: store.read(captured_samples.earlier, 1, "j-none", IDENTITY.recipe_sha256()),
+        "earlier runs": lambda: store.read(
+            captured_samples.earlier, schedule, "j-none", IDENTITY.recipe_sha256()
+        ),
         "first recipe": lambda: store.read(captured_samples.first_recipe, first),
-        "scrape": lambda: list(JobMetrics(store).collect()),
+        "scrape": lambda: list(JobMetrics(store, Path(), lambda: 0).collect()),
     }
     times = {name: median_ms(act) for name, act in asked.items()}
     store.close()

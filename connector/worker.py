@@ -145,10 +145,10 @@ class WorkerHalf:
             rank=self._rank,
             pool_bytes=self._pool.num_bytes,
             pool_used_bytes=self._pool.used_bytes,
-            waiting_rows=len(self._waiting),
+            pool_waiting_samples=len(self._waiting),
             writers=self._num_writers,
-            busy_s=self._writers.busy_s,
-            drained_rows=self._drained_rows,
+            writer_busy_seconds=self._writers.busy_s,
+            drained_samples=self._drained_rows,
             drained_tokens=self._drained_tokens,
             drained_bytes=self._drained_tokens * self._row_bytes_per_token,
         )

@@ -90,21 +90,18 @@ class AskLoad(Wire):
 
 
 class RankLoad(Wire):
-    """What a rank holds now, and what it has done since its start.
-
-    `waiting_rows` hold their blocks until the pool has room. All `writers` together have worked for `busy_s`.
-    """
+    """What a rank holds now, and what it has done since its start: metrics of the worker."""
 
     kind: Literal["load"] = "load"
     rank: int
-    pool_bytes: int
-    pool_used_bytes: int
-    waiting_rows: int
-    writers: int
-    busy_s: float
-    drained_rows: int
-    drained_tokens: int
-    drained_bytes: int
+    pool_bytes: int = Field(description="Size of the pool that the rank drains into.")
+    pool_used_bytes: int = Field(description="Bytes of the pool that hold rows.")
+    pool_waiting_samples: int = Field(description="Rows whose blocks are held until the pool has room.")
+    writers: int = Field(description="Writer threads.")
+    writer_busy_seconds: float = Field(description="Seconds that writer threads have worked, together.")
+    drained_samples: int = Field(description="Samples that were copied from the engine's cache.")
+    drained_tokens: int = Field(description="Tokens that were copied from the engine's cache.")
+    drained_bytes: int = Field(description="Bytes that were copied from the engine's cache.")
 
 
 class UnitOpened(Wire):

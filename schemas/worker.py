@@ -52,6 +52,13 @@ class HostView(Wire):
     seen_at: datetime
     units_to_store: int
     bytes_to_store: int
+    to_store_since: datetime | None = Field(
+        default=None, description="commit of the first of these units whose job goes on capturing"
+    )
+    scratch_used_bytes: int | None = Field(
+        default=None, description="of shards that wait to leave; null where no worker has a limit"
+    )
+    scratch_limit_bytes: int | None = None
     workers: tuple[WorkerView, ...]
 
 

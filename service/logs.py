@@ -1,20 +1,20 @@
 """The log lines of services and workers: text for people, or JSON that names the task that was worked on."""
 
+import io
 import json
 import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Literal
+from typing import TextIO
 
 from service.visible import visible
-
-LogFormat = Literal["text", "json"]
 
 _WORKED_ON: ContextVar[Mapping[str, object]] = ContextVar("worked_on", default=MappingProxyType({}))
 """What lines of this thread or asyncio task say of the task of a job that it works on."""
@@ -51,14 +51,46 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            fields["stack"] = record.stack_info
         return json.dumps(fields)
 
 
-def log_to_stderr(log_format: LogFormat = "text", level: int = logging.INFO) -> None:
-    """Let this process's loggers write lines to stderr."""
+class _JsonStderr(io.TextIOBase):
+    """Makes an object of each line that is written past the loggers: by Python, a library or a command."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._rest = stream, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
+        for line in filter(None, lines):
+            said = {"name": "stderr", "levelno": logging.ERROR, "levelname": "ERROR", "msg": line}
+            self._stream.write(JsonFormatter().format(logging.makeLogRecord(said)) + "\n")
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, *_: object) -> None:
+    if kind is not SystemExit:  # by which a thread may end
+        logging.getLogger(__name__).critical("%s ends this thread", kind.__name__, exc_info=error)
+
+
+def log_to_stderr(log_format: str | None = None, level: int = logging.INFO) -> None:
+    """Let this process's loggers write lines to stderr; as JSON so does whatever else writes there.
+
+    Before the settings are read, QUARRY_LOG_FORMAT says how.
+    """
     for library in ("alembic", "httpx2"):  # of which the second logs URLs whole
         logging.getLogger(library).setLevel(logging.WARNING)
     handler = logging.StreamHandler(sys.stderr)
-    text = _VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    if (log_format or os.environ.get("QUARRY_LOG_FORMAT")) == "json":
+        handler.setFormatter(JsonFormatter())
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+        threading.excepthook = lambda args: _log_uncaught(*args[:2])
+        sys.stderr = _JsonStderr(sys.stderr)
     logging.basicConfig(level=level, handlers=[handler])

@@ -14,6 +14,7 @@ from schemas.keys import EVERY_NAMESPACE, Grants
 from schemas.names import MAX_RANKS
 from schemas.worker import AT_HOME, Role
 from service.errors import HubDenied, OptionRefused
+from service.logs import log_to_stderr
 
 
 class Settings(BaseSettings):
@@ -309,10 +310,12 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
+        log_to_stderr()
         raise OptionRefused(
             first["msg"], field=name, cure=f"fix the option or QUARRY_{name.upper()}"
         ) from error
     except SettingsError as error:
+        log_to_stderr()
         raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
     secret = [f"QUARRY_{name.upper()}" for name in _SECRETS]
     for name in [name for name in os.environ if name.upper() in secret]:

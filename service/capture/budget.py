@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from service.work.meters import ENGINE, REQUESTS
+from service.work.meters import ENGINE
 
 
 class InFlight:
@@ -38,14 +38,12 @@ class InFlight:
                 ENGINE.enter("busy")
             self.tokens += num_tokens
             self.requests += 1
-            REQUESTS.set(self.requests)
         try:
             yield
         finally:
             self._changed = time.monotonic()
             self.tokens -= num_tokens
             self.requests -= 1
-            REQUESTS.set(self.requests)
             if not self.requests:
                 ENGINE.enter("idle")
             self._room.set()

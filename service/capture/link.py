@@ -12,7 +12,6 @@ import shutil
 import socket
 import struct
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from schemas.names import shard_file
@@ -33,6 +32,7 @@ from schemas.receipts import (
     line,
 )
 from service.errors import EngineDied, EngineStuck
+from service.work.meters import LOADS
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ LINE_BYTES = 64 * 2**20
 
 OPEN_TIMEOUT_S = 600.0
 """How long a rank may take to open a unit: its writer ends the row first that it is at."""
+
+ASK_S = 1.0
 
 Receipt = UnitSealed | UnitFailed
 
@@ -80,8 +82,6 @@ class EngineLink:
         self._complete = asyncio.Event()
         """Set once every rank has connected."""
         self._lost: EngineDied | None = None
-        self.on_load: Callable[[RankLoad], None] = lambda load: None
-        """Called with what a rank says of itself."""
         self.refusal: str | None = None
         """Why the connector refuses the engine, if it does."""
 
@@ -145,9 +145,11 @@ class EngineLink:
             if len(attempt.receipts) == attempt.num_ranks:
                 self._attempts.pop(attempt_id, None)
 
-    async def ask_load(self) -> None:
-        """Have each rank say what it holds and has done: `on_load` is called with every answer."""
-        await self._send(AskLoad())
+    async def ask_loads(self) -> None:
+        """Have each rank say once a second what it holds and has done; `LOADS` are the answers."""
+        while True:
+            await self._send(AskLoad())
+            await asyncio.sleep(ASK_S)
 
     async def close(self) -> None:
         """Stop listening and let go of the connections."""
@@ -204,7 +206,8 @@ class EngineLink:
         if message.rank != speaker:
             raise ValueError(f"rank {speaker} speaks for rank {message.rank}")
         if isinstance(message, RankLoad):
-            self.on_load(message)
+            if self.alive:
+                LOADS[message.rank] = message
             return
         attempt_id = message.attempt_id
         attempt = self._attempts.get(attempt_id)

@@ -40,7 +40,7 @@ from service.host import host_of
 from service.settings import Settings
 from service.store import HOME, Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
 from service.work.keeper import BEATS, Keeper
-from service.work.meters import COMMITTED, REJECTED, UNITS, WAITS
+from service.work.meters import COMMITTED, REJECTED, WAITS
 from service.work.runner import attempt, record
 
 logger = logging.getLogger(__name__)
@@ -182,8 +182,6 @@ class Capture:
         """Lease and start one unit if there is room; return whether there was one."""
         in_engine = sum(unit.needs_engine for unit in self._units.values())
         limit = self._settings.units_in_flight
-        UNITS.labels("engine").set(in_engine)
-        UNITS.labels("behind").set(len(self._units) - in_engine)
         if in_engine >= limit or len(self._units) >= limit + self._settings.units_in_proof:
             WAITS.enter("engine" if in_engine >= limit else "proof")
             return False

@@ -15,13 +15,12 @@ from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
-from service.capture.watching import watched
 from service.errors import EngineDied, IdentityChanged, RequestError
 from service.plan.target import Target, planned_target
 from service.plan.weights import fetch_weights
 from service.settings import Settings
 from service.store import HOME, UnitLease
-from service.work.meters import ENGINE
+from service.work.meters import ENGINE, LOADS
 
 if TYPE_CHECKING:
     from service.proof.head import Head
@@ -155,8 +154,9 @@ class EngineSlot:
         async with AsyncExitStack() as starting:
             starting.callback(ENGINE.enter, "none")
             ENGINE.enter("starting")
-            asks = self._settings.worker_metrics_port is not None
-            await starting.enter_async_context(watched(link, asks=asks))
+            starting.callback(LOADS.clear)
+            if self._settings.worker_metrics_port is not None:
+                starting.callback(asyncio.create_task(link.ask_loads()).cancel)
             starting.push_async_callback(link.close)
             starting.push_async_callback(engine.stop)
             await link.listen()

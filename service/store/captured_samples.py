@@ -123,10 +123,10 @@ def _without_rest(tx: Transaction, schedule: int, job: LockedJob) -> LockedJob:
     tx.connection.execute(delete(UNIT).where(rest))
     tx.connection.execute(delete(TASK).where(undone))
     dropped = {"units_planned": units, "samples_planned": samples, "tokens_planned": tokens}
+    dropped["units_failed"] = job.progress.units_failed
     totals.keep(tx, dropped)
     left = count(
         job.progress,
-        units_failed=-job.progress.units_failed,
         samples_given_up=samples,
         **{name: -number for name, number in dropped.items()},
     )

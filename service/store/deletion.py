@@ -90,7 +90,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
     for table in (TASK, FINAL_NORM, REQUEST, CONSUMER):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
-    totals.keep(tx, job.progress.model_dump(exclude={"plan_done", "units_failed"}))
+    totals.keep(tx, job.progress.model_dump(exclude={"plan_done"}))
     tx.connection.execute(delete(PAUSE).where(PAUSE.c.until <= tx.now))
     tx.connection.execute(delete(SUBMISSION).where(SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE))
     return False

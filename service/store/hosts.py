@@ -4,14 +4,15 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import case, delete, func, select, update
 
 from schemas.job import JOB_MOVES, JobState
 from schemas.worker import HostView, WorkerView
 from service.errors import NotFound, OptionRefused, StoreUnavailable
-from service.store import jobs, totals, workers
+from service.store import jobs, storing, totals, workers
 from service.store.database import Transaction
 from service.store.migration import check_write
+from service.store.policies import POLICIES
 from service.store.stopping import UNLEASED, stop
 from service.store.tables import HOST, JOB, REJECT, SHARD, TASK, TOKEN_COUNTS, UNIT, UNIT_COMMIT, WORKER
 from service.store.transitions import LockedJob, count, lock_job, record
@@ -67,28 +68,40 @@ def register(tx: Transaction, host_id: str, name: str, *, is_home: bool) -> int:
 def views(tx: Transaction) -> list[HostView]:
     """Return every host that has workers or units to store, the data folder first."""
     of_host: dict[int, list[WorkerView]] = {}
-    there = select(WORKER).where(WORKER.c.alive_until > tx.clock).order_by(WORKER.c.owner)
-    for row in tx.connection.execute(there).mappings():
+    present = select(WORKER).where(WORKER.c.alive_until > tx.clock).order_by(WORKER.c.owner)
+    for row in tx.connection.execute(present).mappings():
         view = {"name": row["owner"], **{name: row[name] for name in ("pid", "alive_until", "waits")}}
         of_host.setdefault(row["host"], []).append(WorkerView(**view, **row["status"].model_dump()))
-    leaving = JOB.c.publish_subject != JOB.c.id
-    held = select(UNIT_COMMIT.c.host, func.count(), func.sum(UNIT_COMMIT.c.num_bytes))
-    held = held.join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id).where(~UNIT_COMMIT.c.is_stored, leaving)
-    holds = {host: (units, int(size)) for host, units, size in tx.connection.execute(held.group_by("host"))}
-    rows = tx.connection.execute(
-        select(HOST).where(HOST.c.id.is_not(None)).order_by(HOST.c.number)
-    ).mappings()
-    return [
-        HostView(
-            **{name: row[name] for name in ("id", "name", "is_lost", "seen_at")},
-            is_home=row["number"] == HOME,
-            units_to_store=holds.get(row["number"], (0, 0))[0],
-            bytes_to_store=holds.get(row["number"], (0, 0))[1],
-            workers=tuple(of_host.get(row["number"], ())),
+    leaving = select(JOB.c.id).where(JOB.c.publish_subject != JOB.c.id, JOB.c.units_stored < JOB.c.units_done)
+    goes_on = JOB.c.state.in_(POLICIES[TaskKind.STORE].job_states)
+    held = (
+        select(
+            UNIT_COMMIT.c.host,
+            func.count().label("units_to_store"),
+            func.sum(UNIT_COMMIT.c.num_bytes).label("bytes_to_store"),
+            func.min(case((goes_on, UNIT_COMMIT.c.committed_at))).label("to_store_since"),
         )
-        for row in rows
-        if row["number"] == HOME or row["number"] in of_host or row["number"] in holds
-    ]
+        .join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id)
+        .where(~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.job_id.in_(leaving))
+        .group_by(UNIT_COMMIT.c.host)
+    )
+    holds = {row.pop("host"): row for row in map(dict, tx.connection.execute(held).mappings())}
+    known = select(HOST).where(HOST.c.id.is_not(None), HOST.c.number.in_({HOME, *of_host, *holds}))
+    found = []
+    for row in tx.connection.execute(known.order_by(HOST.c.number)).mappings().all():
+        number, there = row["number"], of_host.get(row["number"], [])
+        limit = min(filter(None, (worker.scratch_bytes for worker in there)), default=None)
+        found.append(
+            HostView(
+                **{name: row[name] for name in ("id", "name", "is_lost", "seen_at")},
+                **holds.get(number, {"units_to_store": 0, "bytes_to_store": 0}),
+                is_home=number == HOME,
+                scratch_used_bytes=None if limit is None else storing.unstored(tx, number)[0],
+                scratch_limit_bytes=limit,
+                workers=tuple(there),
+            )
+        )
+    return found
 
 
 def silent(tx: Transaction, silence_s: float) -> list[str]:

@@ -15,7 +15,7 @@ from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Problem,
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
-from service.store import consumers, keys, workers
+from service.store import consumers, keys, totals, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.policies import POLICIES
@@ -213,6 +213,7 @@ def resume(tx: Transaction, job_id: str) -> JobRow:
 
 def queue_again(tx: Transaction, locked: LockedJob) -> None:
     """Queue a locked job with all it has, whatever its owner's quota. Raises IllegalMove."""
+    totals.keep(tx, {"units_failed": locked.progress.units_failed})
     locked = move_job(tx, locked, JobState.QUEUED)
     for task in tasks_in(tx, locked, TaskState.FAILED):
         fresh = replace(task, state=TaskState.PENDING)

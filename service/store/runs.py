@@ -1,4 +1,4 @@
-"""What became of a schedule's slots: one row a slot, and counts that go on when old rows are deleted."""
+"""What became of a schedule's slots: one row a slot, of which old ones are deleted."""
 
 from datetime import datetime, timedelta
 
@@ -7,7 +7,7 @@ from sqlalchemy import and_, delete, exists, func, or_, select, update
 from schemas.job import JobState
 from schemas.schedule import RunOutcome, RunView
 from service.store.database import Transaction
-from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE, SLOT_COUNTS
+from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import JOB
 
 LATE = timedelta(minutes=5)
@@ -28,18 +28,14 @@ def record(
     The schedule is locked.
     """
     values = {"slot": slot, "outcome": outcome, "at": tx.now, "detail": detail, "job_id": job_id}
-    new = tx.insert(RUN).values(schedule=schedule, **values).on_conflict_do_nothing()
-    if tx.connection.scalar(new.returning(RUN.c.schedule)) is not None:
-        is_late = outcome is RunOutcome.SUBMITTED and tx.now - slot > LATE
-        _count(tx, schedule, outcome.value, *(["late"] if is_late else []))
-        _forget_old(tx, schedule)
+    tx.connection.execute(tx.insert(RUN).values(schedule=schedule, **values).on_conflict_do_nothing())
+    _forget_old(tx, schedule)
 
 
 def cut_short(tx: Transaction, schedule: int, job_id: str, detail: str) -> None:
     """Note that a job was ended before it had taken all of its samples. The schedule is locked."""
     values = {"outcome": RunOutcome.CUT_SHORT, "detail": detail}
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(values))
-    _count(tx, schedule, RunOutcome.CUT_SHORT.value)
 
 
 def page(tx: Transaction, schedule: int, *, before: datetime | None = None, limit: int) -> list[RunView]:
@@ -62,22 +58,6 @@ def last_good_at(tx: Transaction, schedule: int) -> datetime | None:
     query = query.where(RUN.c.schedule == schedule, completed, whole).order_by(RUN.c.slot.desc()).limit(1)
     last: datetime | None = tx.connection.scalar(query)
     return last
-
-
-def counts(tx: Transaction) -> dict[str, dict[str, int]]:
-    """Return how many slots of each schedule had each outcome, and how many jobs were made `late`.
-
-    A slot that was cut short was submitted before, and counts as both.
-    """
-    query = select(SCHEDULE.c.name, *(SCHEDULE.c[column].label(name) for name, column in SLOT_COUNTS.items()))
-    rows = tx.connection.execute(query.order_by(SCHEDULE.c.name)).mappings()
-    return {row["name"]: {name: row[name] for name in SLOT_COUNTS} for row in rows}
-
-
-def _count(tx: Transaction, schedule: int, *names: str) -> None:
-    columns = [SCHEDULE.c[SLOT_COUNTS[name]] for name in names]
-    more = update(SCHEDULE).where(SCHEDULE.c.number == schedule)
-    tx.connection.execute(more.values({column: column + 1 for column in columns}))
 
 
 def _forget_old(tx: Transaction, schedule: int) -> None:

@@ -19,9 +19,6 @@ from schemas.schedule import RunOutcome, ScheduleRules
 from service.store.column_types import Document, UtcTime, states
 from service.store.tables import METADATA
 
-SLOT_COUNTS = {name: f"slots_{name}" for name in (*(outcome.value for outcome in RunOutcome), "late")}
-"""The columns that count a schedule's slots: by outcome, and those whose job was made late."""
-
 SCHEDULE = Table(
     "schedule",
     METADATA,
@@ -36,7 +33,6 @@ SCHEDULE = Table(
     # A slot that has come and waits for the last job's end.
     Column("waiting_slot", UtcTime),
     Column("last_job", String(32)),
-    *(Column(name, BigInteger, nullable=False, default=0) for name in SLOT_COUNTS.values()),
     Column("created_at", UtcTime, nullable=False),
 )
 

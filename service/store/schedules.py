@@ -228,6 +228,18 @@ def page(
     return [_view(tx, row) for row in tx.connection.execute(query).mappings().all()]
 
 
+def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
+    """Return each schedule's name, when a job of it was last completed, or it was made, and if it is failing.
+
+    The slots to come are not computed, which takes longer than all else.
+    """
+    rows = tx.connection.execute(select(SCHEDULE.c.number, SCHEDULE.c.name, SCHEDULE.c.created_at)).all()
+    return [
+        (name, runs.last_good_at(tx, number) or made, any(map(_has_failed, runs.page(tx, number, limit=1))))
+        for number, name, made in rows
+    ]
+
+
 def request_json(tx: Transaction, which: Which) -> str:
     """Return the request that a schedule's jobs are made of. Raises NotFound."""
     return str(_one(tx, select(SCHEDULE_REQUEST.c.body).join(SCHEDULE), which)["body"])

@@ -19,11 +19,10 @@ def keep(tx: Transaction, counts: Mapping[str, int]) -> None:
 
 
 def totals(tx: Transaction) -> Progress:
-    """Return the counters, none of which ever falls but `units_failed`; `plan_done` is false."""
-    names = [name for name in Progress.model_fields if name != "plan_done"]
+    """Return the counters, none of which ever falls; `plan_done` is false."""
     # One statement: what moves from a job to the past meanwhile is counted once.
-    past = {name: select(PAST.c.number).where(PAST.c.counter == name).scalar_subquery() for name in names}
-    columns = [
-        (func.coalesce(func.sum(JOB.c[name]), 0) + func.coalesce(past[name], 0)).label(name) for name in names
-    ]
+    columns = []
+    for name in Progress.model_fields.keys() - {"plan_done"}:
+        past = select(PAST.c.number).where(PAST.c.counter == name).scalar_subquery()
+        columns.append((func.coalesce(func.sum(JOB.c[name]), 0) + func.coalesce(past, 0)).label(name))
     return Progress.model_validate(dict(tx.connection.execute(select(*columns)).mappings().one()))

@@ -33,19 +33,18 @@ LOOK = "look in the engine's log"
 class Sickness(NamedTuple):
     """A model that a worker's engine died over, `deaths` times in a row, the last time of `problem`.
 
-    The worker takes no unit of it before `until`. It was `now` when this was read.
+    The worker takes no unit of it before `until`.
     """
 
     owner: str
     host: str
-    pid: int
+    host_id: str
     model_sha256: str
     model: str
     job_id: str
     deaths: int
     problem: Problem
     until: datetime
-    now: datetime
 
 
 def beat(
@@ -95,19 +94,13 @@ def present(tx: Transaction, *, at_home: bool = False) -> set[str]:
     return set(tx.connection.scalars(query.where(WORKER.c.host == HOME) if at_home else query))
 
 
-def on_full_disks(tx: Transaction) -> int:
-    """Return how many of the workers that are there wait for room on their disk."""
-    full = select(func.count()).select_from(WORKER).where(WORKER.c.alive_until > tx.clock)
-    return tx.connection.execute(full.where(WORKER.c.waits.is_not(None))).scalar_one()
-
-
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
     """Return what the engines of the workers that are there die over; only what they rest from, if asked."""
-    host = func.coalesce(HOST.c.name, "").label("host")
-    columns = [WORKER.c.owner, host, WORKER.c.pid, *(SICKNESS.c[name] for name in Sickness._fields[3:-1])]
+    host = func.coalesce(HOST.c.name, ""), func.coalesce(HOST.c.id, "")
+    columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:])]
     which = _rests(tx) if resting else true()
     there = SICKNESS.join(WORKER).outerjoin(HOST, HOST.c.number == WORKER.c.host)
-    query = select(*columns, tx.clock).select_from(there).where(WORKER.c.alive_until > tx.clock, which)
+    query = select(*columns).select_from(there).where(WORKER.c.alive_until > tx.clock, which)
     return [Sickness._make(row) for row in tx.connection.execute(query.order_by(WORKER.c.owner))]
 
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import REGISTRY, Counter, Gauge, start_http_server
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client import REGISTRY, Counter, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from schemas.dataset.entries import ShardEntry
+from schemas.receipts import RankLoad
 from service.errors import OptionRefused
 from service.settings import Settings
 
@@ -68,8 +69,29 @@ class Phases(Collector):
         yield family
 
 
+LOADS: dict[int, RankLoad] = {}
+"""What each rank of the engine said last of itself; an engine's ranks begin anew."""
+COUNTED = frozenset({"drained_samples", "drained_tokens", "drained_bytes", "writer_busy_seconds"})
+
+
+class Ranks(Collector):
+    """`LOADS`, by rank: those that only grow are `COUNTED`."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        loads = list(LOADS.values())  # the worker's loop takes others meanwhile
+        for name in RankLoad.model_fields.keys() - {"kind", "rank"}:
+            family_of = CounterMetricFamily if name in COUNTED else GaugeMetricFamily
+            what = RankLoad.model_fields[name].description
+            family = family_of(f"{PREFIX}_{name}", str(what), labels=["rank"])
+            for load in loads:
+                family.add_metric([str(load.rank)], getattr(load, name))
+            yield family
+
+
+REGISTRY.register(Ranks())
+
 PREFILLED = Stage("prefilled", "that the engine has computed", "samples", "tokens")
-DRAINED = Stage("drained", "that were copied from the engine's cache", "samples", "tokens", "bytes")
 SEALED = Stage("sealed", "in shards that are durable on this host", "samples", "tokens", "bytes")
 PROVEN = Stage("proven", "in shards that were read back and proven", "samples", "tokens", "bytes")
 COMMITTED = Stage("committed", "that are committed", "units", "samples", "tokens", "bytes")
@@ -92,19 +114,6 @@ WAITS = Phases(
     "reason",
     ("none", "engine", "proof", "work", "disk", "start", "alone", "database", "stop"),
 )
-REQUESTS = Gauge(f"{PREFIX}_requests", "Rows of jobs in the engine.")
-UNITS = Gauge(f"{PREFIX}_units", "Units by where they are: with rows in the engine, or behind it.", ["place"])
-RANKS = {
-    "pool_bytes": Gauge(f"{PREFIX}_pool_bytes", "Size of the pools that the engine's ranks drain into."),
-    "pool_used_bytes": Gauge(f"{PREFIX}_pool_used_bytes", "Bytes of the pools that hold rows."),
-    "waiting_rows": Gauge(
-        f"{PREFIX}_pool_waiting_samples", "Rows whose blocks are held until a pool has room."
-    ),
-    "writers": Gauge(f"{PREFIX}_writers", "Writer threads of the engine's ranks."),
-}
-"""What the engine's ranks hold, all together, by the names in `RankLoad`."""
-POOL_FULL = Counter(f"{PREFIX}_pool_full_seconds", "Seconds in which rows waited for room in a pool, about.")
-WRITERS_BUSY = Counter(f"{PREFIX}_writer_busy_seconds", "Seconds that writer threads have worked, together.")
 
 
 @contextmanager

@@ -98,11 +98,12 @@ def test_the_observability_overlay_publishes_no_worker_and_mounts_what_is_there(
     """It is laid over the compose file, whose folder its paths begin in; each image has its version."""
     overlay = yaml.safe_load((COMPOSE.parent / "observability" / "compose.yaml").read_text())
     services = overlay["services"]
-    assert services["quarry"].keys() == {"environment"}
+    assert services["quarry"].keys() == {"environment", "volumes"}
     assert settings_that_do_not_exist(services["quarry"]["environment"]) == set()
-    for name in ("prometheus", "grafana"):
-        assert re.search(r":v?\d+\.\d+\.\d+$", services[name]["image"])
-        assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
+    for name in services:
+        if name != "quarry":
+            assert re.search(r":v?\d+\.\d+\.\d+$", services[name]["image"])
+            assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
         for volume in services[name]["volumes"]:
             source, _, rest = volume.partition(":")
             assert source in overlay["volumes"] or (COMPOSE.parent / source).exists(), source

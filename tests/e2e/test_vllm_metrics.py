@@ -1,6 +1,7 @@
 """vLLM's own metrics beside a worker's: passed on, by one engine after another, as the dashboard asks."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import httpx2
@@ -13,7 +14,7 @@ from tests.contract.test_worker_metrics import free_port, values
 from tests.support.device import MEMORY
 from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
-from tests.support.prometheus import dashboard_queries, names_in
+from tests.support.prometheus import FOLDER, dashboard_queries, names_in
 from tests.support.real_engine import VLLM
 from tests.support.tiny_model import random_target
 
@@ -22,12 +23,25 @@ ASKED = {name for query in dashboard_queries().values() for name in names_in(que
 
 @pytest.mark.engine
 @pytest.mark.timeout(400)
-def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(tmp_path: Path) -> None:
-    """1. A job runs, and vLLM has counted its tokens. 2. So does one of another model, on another engine."""
+def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A job runs, and vLLM has counted its tokens. 2. So does one of another model, on another engine.
+
+    The lines of vLLM and of the worker are objects, by the file that the compose overlay names.
+    """
+    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(FOLDER / "vllm-logging.json"))
     targets = [random_target(tmp_path / "models" / str(seed), seed=seed, hidden=64) for seed in (1, 2)]
     port = free_port()
     options = {"enforce_eager": True, **MEMORY}
-    shop = Shop.open(tmp_path, targets[0], engine=VLLM, engine_options=options, worker_metrics_port=port)
+    shop = Shop.open(
+        tmp_path,
+        targets[0],
+        engine=VLLM,
+        engine_options=options,
+        worker_metrics_port=port,
+        log_format="json",
+    )
     with (tmp_path / "log").open("wb") as log:
         worker = WorkerProcess(worker_command(), shop.settings.with_secrets(), log)
         try:
@@ -53,3 +67,6 @@ def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(tmp_path: P
             worker.terminate()
             asyncio.run(until(lambda: worker.exit_code() is not None, patience_s=120.0, poll_s=0.1))
             shop.store.close()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line[:1] == "{"]
+    processes = {line["pid"] for line in lines if line["logger"].startswith("vllm.")}
+    assert worker.pid in processes and len(processes) > len(targets)

@@ -44,9 +44,10 @@ def of_worker() -> list[Row]:
     """Return what a worker process says of itself; vLLM and Python have their own beside it."""
     rows = []
     for collector in dict.fromkeys(REGISTRY._names_to_collectors.values()):
-        if isinstance(collector, meters.Phases):
-            (family,) = collector.collect()
-            rows.append(_row(family.name, family.type, family._labelnames, family.documentation))
+        if isinstance(collector, meters.Phases | meters.Ranks):
+            rows += [
+                _row(one.name, one.type, one._labelnames, one.documentation) for one in collector.collect()
+            ]
         elif getattr(collector, "_name", "").startswith(meters.PREFIX):
             rows.append(
                 _row(collector._name, collector._type, collector._labelnames, collector._documentation)

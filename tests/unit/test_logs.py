@@ -1,11 +1,15 @@
-"""A JSON log line is one object, whatever is logged, and says which task was worked on."""
+"""A JSON log line is one object, whatever is logged or written, and says which task was worked on."""
 
 import asyncio
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from service.logs import JsonFormatter
 from service.work.runner import attempt
 
 logger = logging.getLogger("tests.logs")
+ROOT = Path(__file__).parents[2]
 
 
 class Lines(io.StringIO):
@@ -74,3 +79,98 @@ def test_a_traceback_is_in_its_line(lines: Lines) -> None:
         raise LeaseLost("gone")
     bug, lost = lines.objects()
     assert bug["exception"].endswith("ZeroDivisionError: a bug") and "exception" not in lost
+
+
+def test_where_a_line_was_logged_is_in_it_if_that_is_asked_for(lines: Lines) -> None:
+    logger.info("here", stack_info=True)
+    (line,) = lines.objects()
+    assert line["message"] == "here" and "test_where_a_line_was_logged" in line["stack"]
+
+
+def written(*command: str, code: int, **settings: str) -> Sequence[dict[str, Any]]:
+    """Run Python with JSON lines; return what it writes to stderr, each line an object."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "QUARRY_LOG_FORMAT": "json"} | settings
+    ran = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == code, ran.stderr
+    assert ran.stderr.isascii()
+    return [json.loads(line) for line in ran.stderr.splitlines()]
+
+
+PAST_THE_LOGGERS = """
+import sys, threading, warnings
+from service.logs import log_to_stderr
+
+def broken():
+    print("a child", file=sys.stderr)
+    raise ZeroDivisionError("in a thread")
+
+def main():
+    log_to_stderr("json")
+    warnings.warn("old \u202e", stacklevel=1)
+    print("one\\rtwo\\n\\nthree", end="\\n", file=sys.stderr)
+    thread = threading.Thread(target=broken)
+    thread.start()
+    thread.join()
+    ended = threading.Thread(target=sys.exit)
+    ended.start()
+    ended.join()
+    raise KeyError("at the end")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_what_is_written_past_the_loggers_is_json_too(tmp_path: Path) -> None:
+    """A warning, lines of a library, an error that ends a thread, and the one that ends the process."""
+    script = tmp_path / "script.py"
+    script.write_text(PAST_THE_LOGGERS)
+    warning, *printed, thread, end = written(str(script), code=1)
+    assert (warning["level"], warning["logger"]) == ("WARNING", "py.warnings")
+    assert "UserWarning: old \u202e" in warning["message"]
+    assert [line["message"] for line in printed] == ["one", "two", "three", "a child"]
+    assert {(line["level"], line["logger"]) for line in printed} == {("ERROR", "stderr")}
+    assert thread["exception"].endswith("ZeroDivisionError: in a thread")
+    assert end["level"] == "CRITICAL" and end["exception"].endswith("KeyError: 'at the end'")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cure"),
+    [
+        ({"QUARRY_PORT": "none"}, "fix the option or QUARRY_PORT"),
+        ({"QUARRY_ROLES": "not JSON"}, "lists and objects in QUARRY_ variables are JSON"),
+        (
+            {"QUARRY_DATABASE_URL": "nowhere://"},
+            "use sqlite:////path/quarry.db or postgresql+psycopg://user@host/name",
+        ),
+    ],
+)
+def test_a_setting_that_is_refused_at_start_is_refused_in_json(
+    tmp_path: Path, settings: dict[str, str], cure: str
+) -> None:
+    """Also one that is refused only by what the worker makes of it."""
+    command = ("-m", "service.cli", "worker", "--data-dir", str(tmp_path))
+    said = written(*command, code=2, **settings)
+    first, *_, last = (line["message"] for line in said)
+    assert first.startswith("error: ") and last == f"  cure:  {cure}"
+
+
+CHILD = """
+from service.plan.child.fork_server import FORK_SERVER
+from service.plan.child.task import Limits
+
+talk, life, _ = FORK_SERVER.start_child()
+talk.send((5, Limits(memory_bytes=2**28, row_cpu_s=0.0, silence_s=60.0)))
+assert b"crash" in talk.recv_bytes()
+assert life.recv_bytes() == b"1"
+"""
+
+
+def test_a_child_of_the_planner_that_breaks_says_so_in_json(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CHILD)
+    first, *_ = written(str(script), code=0)
+    assert first["logger"] == "service.plan.child.main"
+    assert "AttributeError: 'int' object has no attribute" in first["exception"]

@@ -7,9 +7,9 @@ import pytest
 from tests.support.metrics_page import PAGE, Row, of_api, of_worker, with_tables
 
 ROWS = [*of_api(), *of_worker()]
-UNITS = "seconds|bytes|samples|tokens|units|workers|writers|jobs|requests|slots|deaths"
-LABELS = {"state", "kind", "reason", "place", "outcome", "host", "host_id", "pid", "model", "schedule"}
-"""States, kinds and reasons, which the code has; hosts, models and schedules, of which there are few."""
+UNITS = "seconds|bytes|samples|tokens|units|workers|writers|jobs|deaths"
+LABELS = {"state", "kind", "reason", "rank", "worker", "host", "host_id", "model", "schedule"}
+"""States, kinds and reasons, which the code has; ranks, workers, hosts, models, schedules: there are few."""
 
 
 def test_the_page_has_every_metric_with_its_labels_and_its_meaning() -> None:

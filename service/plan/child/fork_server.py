@@ -21,6 +21,7 @@ from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
 
 from service.lifeline import die_with_parent
+from service.logs import log_to_stderr
 from service.plan.child.task import PROGRESS
 
 IMPORTED = ("pyarrow.parquet", "transformers.models.auto.tokenization_auto", "service.plan.child.main")
@@ -30,7 +31,7 @@ KEPT_NAMES = frozenset({
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
     "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
     "http_proxy", "https_proxy", "all_proxy", "no_proxy",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "QUARRY_LOG_FORMAT",
 })  # fmt: skip
 KEPT_PREFIXES = ("LC_", "HF_", "COVERAGE_")
 SECRET = "TOKEN"  # noqa: S105 - a part of names
@@ -105,7 +106,7 @@ class ForkServer:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without its secrets and our settings."""
+    """Return this process's environment without its secrets, and of our settings only how to log."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -156,6 +157,7 @@ def _live(keeper_pid: int, talk: int, life: int, memory: int) -> None:
 
 def main() -> None:
     """Import, then serve the owner at the other end of the socket that the first argument numbers."""
+    log_to_stderr()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # The owner decides; a terminal's Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,13 +5,12 @@ is pickled: a child trusts its parent, and its parent trusts nothing that a chil
 """
 
 import json
+import logging
 import mmap
 import os
 import resource
 import signal
-import sys
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import fields
 from multiprocessing.connection import Connection
@@ -31,6 +30,8 @@ from service.plan.samples import SampleTokenizer
 from service.plan.sources import RowReject, RowSource, SourceRow
 from service.plan.target import Target, inspect_target
 from service.plan.units import RowOutcome, turn_id
+
+logger = logging.getLogger(__name__)
 
 BATCH_S = 0.1
 MAX_ERROR_CHARS, MAX_DETAIL_CHARS = 500, 4000
@@ -70,8 +71,7 @@ def _answer(task: Task, parent: "_Parent") -> None:
         parent.send("memory")
     except BaseException as error:
         # A panic of the tokenizer's library is no Exception.
-        traceback.print_exc()
-        sys.stderr.flush()
+        logger.exception("a task to plan ends its process")
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
         parent.send("crash", isinstance(error, Exception), text)
         raise

@@ -1,6 +1,5 @@
 """Health, readiness, metrics, and the form of every error that no route makes."""
 
-import os
 import socket
 import sqlite3
 from pathlib import Path
@@ -9,9 +8,9 @@ import httpx2
 
 from schemas.job import JobState, JobSummary
 from service.errors import EngineDied
-from service.store import Store, hosts, jobs, totals, workers
+from service.store import Store, hosts, jobs, totals, units, workers
 from tests.support.api import api_settings, complete, problem_of, serving
-from tests.support.store_cases import OWNER, TTL_S, job_id, lease_unit, start_units
+from tests.support.store_cases import IDENTITY, OWNER, TTL_S, job_id, lease_unit, start_units
 
 
 def test_a_data_folder_that_is_gone_is_not_ready(tmp_path: Path):
@@ -50,21 +49,37 @@ def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, st
 
 
 def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(api: httpx2.Client, store: Store):
-    """1. A worker rests from the job's model, and another one does not. 2. The first one ends."""
+    """1. A worker rests from the job's model, and another one does not. 2. The first one ends.
+
+    Workers of two hosts with one name and one process id have series of their own, as two containers have;
+    two checkpoints with one name have one.
+    """
     start_units(store)
     store.write(hosts.register, "0" * 32, socket.gethostname(), is_home=True)
-    store.write(workers.beat, "another", TTL_S)
+    scratch = store.write(hosts.register, "1" * 32, socket.gethostname(), is_home=False)
+    store.write(workers.beat, "another", TTL_S, host=scratch)
+    store.write(workers.beat, "a third", TTL_S)
     for _ in range(3):
         died = EngineDied("the device is gone")
         store.write(workers.engine_died, lease_unit(store), died, 1e-6, alone=False, sound=False)
         store.write(workers.try_again, job_id(1))
+    start_units(store, number=2, repo_id="org/data")
+    other = IDENTITY.model_copy(update={"revision": "beef"})
+    start_units(store, number=3, repo_id="org/data", identity=other)
+    for number in (2, 2, 3):
+        lease = units.lease(store, "another", TTL_S, prefer_job=job_id(number), host=scratch)
+        assert lease is not None and lease.job_id == job_id(number)
+        store.write(workers.engine_died, lease, died, 1e-6, alone=False, sound=False)
+        store.write(workers.try_again, job_id(number))
     store.write(workers.engine_died, lease_unit(store), died, 600.0, alone=False, sound=False)
-    values = dict(line.rsplit(" ", 1) for line in api.get("/metrics").text.splitlines() if line[0] != "#")
-    assert float(values["quarry_workers"]) == 2
-    assert float(values['quarry_waiting_workers{reason="engine"}']) == 1
-    labels = f'host="{socket.gethostname()}",model="org/model",pid="{os.getpid()}"'
-    assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == 4
-    assert 500 < float(values[f"quarry_worker_rest_seconds{{{labels}}}"]) <= 600
+    assert len(store.read(workers.sick)) == 3
+    series = [line.rsplit(" ", 1) for line in api.get("/metrics").text.splitlines() if line[0] != "#"]
+    values = dict(series)
+    assert len(values) == len(series)
+    assert float(values["quarry_workers"]) == 3
+    for host_id, worker, number in (("0", OWNER, 4), ("1", "another", 2)):
+        labels = f'host="{socket.gethostname()}",host_id="{host_id * 32}",model="org/model",worker="{worker}"'
+        assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == number
     waits = f"worker {socket.gethostname()}'s engine dies: the device is gone"
     assert api.get(f"/jobs/{job_id(1)}").json()["waits"] == waits
     assert waits in {one["waits"] for one in api.get("/jobs").json()["jobs"]}

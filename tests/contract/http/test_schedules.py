@@ -173,8 +173,6 @@ def test_the_command_line_says_what_the_routes_say(
     assert "cancelled" in quarry("check", code=3)
     metrics = api.get("/metrics").text
     assert 'quarry_schedule_failing{schedule="by-hand"} 1.0' in metrics
-    assert 'quarry_schedule_slots_total{outcome="submitted",schedule="by-hand"} 1.0' in metrics
-    assert 'quarry_schedule_late_slots_total{schedule="by-hand"} 0.0' in metrics
     assert 'quarry_schedule_last_good_timestamp_seconds{schedule="by-hand"}' in metrics
     quarry("delete", "by-hand")
     assert "by-hand" not in quarry("list")

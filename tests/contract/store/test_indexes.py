@@ -13,6 +13,7 @@ from service.store import (
     backlog,
     captured_samples,
     deletion,
+    hosts,
     migration,
     plans,
     publishing,
@@ -50,7 +51,7 @@ QUESTIONS: dict[str, tuple[Callable[[Store], object], str]] = {
         "SCAN task USING INDEX task_by_subject",
     ),
     "what is not stored": (
-        lambda store: store.read(backlog.held),
+        lambda store: store.read(hosts.views),
         "SEARCH unit_commit USING INDEX unit_to_store (job_id=?)",
     ),
     "a schedule's last good run": (

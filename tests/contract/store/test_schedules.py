@@ -95,20 +95,6 @@ def test_a_slot_that_is_seen_a_little_late_is_not_missed(store: Store, clock: Cl
     assert submitted(store) == [at(9)]
 
 
-@pytest.mark.parametrize(("waited_s", "late"), [(0, 0), (4 * 60, 0), (6 * 60, 1), (4 * HOUR_S, 4)])
-def test_a_job_that_is_made_late_is_counted(store: Store, clock: Clock, waited_s: int, late: int) -> None:
-    """The slot that is seen after four hours is in time; those before it are not."""
-    store.write(schedules.add, schedule(missed="all", overlap="replace"))
-    store.write(schedules.add, schedule("never", ends_at=at(8, 30)))
-    clock.advance(HOUR_S + waited_s)
-    look(store)
-    assert submitted(store)
-    assert {name: counts["late"] for name, counts in store.read(runs.counts).items()} == {
-        "hourly": late,
-        "never": 0,
-    }
-
-
 def test_years_of_missed_minutes_are_one_record(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule(cron="* * * * *"))
     clock.advance(3 * 365 * 24 * HOUR_S)
@@ -279,11 +265,8 @@ def test_a_slot_without_a_job_is_a_failure_unless_it_was_to_be_skipped(store: St
     look(store)
     failing = {view.name: view.failing for view in store.read(schedules.page)}
     assert failing == {"missed": True, "skipped": False}
-    counts = store.read(runs.counts)
-    assert [[name for name in counts[one] if counts[one][name]] for one in ("missed", "skipped")] == [
-        ["submitted", "missed"],
-        ["submitted", "skipped"],
-    ]
+    latest = {name: store.read(schedules.past, name)[0].outcome for name in failing}
+    assert latest == {"missed": RunOutcome.MISSED, "skipped": RunOutcome.SKIPPED}
 
 
 def test_old_slots_are_forgotten_but_not_what_is_known_by_them(
@@ -308,8 +291,6 @@ def test_old_slots_are_forgotten_but_not_what_is_known_by_them(
     kept = {slot.hour: outcome for slot, outcome in outcomes(store)}
     made, skipped = RunOutcome.SUBMITTED, RunOutcome.SKIPPED
     assert kept == {10: made, 12: made, 17: skipped, 18: skipped, 19: skipped}
-    counts = store.read(runs.counts)["hourly"]
-    assert (counts["submitted"], counts["skipped"]) == (4, 7)
     assert store.read(schedules.schedule_view, "hourly").last_good_at == at(10)
 
 

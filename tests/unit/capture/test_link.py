@@ -12,8 +12,10 @@ import pytest
 from schemas.receipts import (
     TO_CONNECTOR,
     AbandonUnit,
+    AskLoad,
     FromConnector,
     Hello,
+    RankLoad,
     SkipRow,
     ToConnector,
     UnitFailed,
@@ -23,6 +25,8 @@ from schemas.receipts import (
 )
 from service.capture.link import EngineLink
 from service.errors import EngineDied, EngineStuck
+from service.work import meters
+from tests.support.engine_bench import until
 from tests.support.plans import identity, order
 
 ORDER = order(identity(), 2)
@@ -250,6 +254,53 @@ async def test_a_rank_does_not_speak_for_another(link: EngineLink, ranks: list[R
     ranks[0].say(UnitOpened(attempt_id=ATTEMPT, rank=1))
     with pytest.raises(EngineDied, match="rank 0 speaks for rank 1"):
         await opening
+
+
+LOAD = RankLoad(
+    rank=0,
+    pool_bytes=1000,
+    pool_used_bytes=400,
+    pool_waiting_samples=7,
+    writers=2,
+    writer_busy_seconds=1.5,
+    drained_samples=3,
+    drained_tokens=30,
+    drained_bytes=300,
+)
+
+
+def of_ranks() -> dict[tuple[str, str], float]:
+    """Return what the worker's metrics say of ranks: by name, without the beginning of all, and rank."""
+    samples = [sample for family in meters.Ranks().collect() for sample in family.samples]
+    return {(one.name.removeprefix("quarry_worker_"), one.labels["rank"]): one.value for one in samples}
+
+
+@with_ranks(2)
+async def test_ranks_are_asked_what_they_hold_and_the_last_answer_of_each_is_shown(
+    link: EngineLink, ranks: list[Rank]
+) -> None:
+    """1. Nothing is known. 2. Both are asked, and say it twice. 3. What comes after the end is not shown."""
+    assert of_ranks() == {}
+    asking = asyncio.create_task(link.ask_loads())
+    for rank in ranks:
+        assert await rank.heard() == AskLoad()
+        for waiting in (7, rank.rank):
+            rank.say(LOAD.model_copy(update={"rank": rank.rank, "pool_waiting_samples": waiting}))
+    asking.cancel()
+    await until(lambda: [load.pool_waiting_samples for load in meters.LOADS.values()] == [0, 1])
+    said = {"pool_bytes": 1000, "pool_used_bytes": 400, "writers": 2, "writer_busy_seconds_total": 1.5}
+    said |= {
+        f"drained_{unit}_total": 3 * more for unit, more in (("samples", 1), ("tokens", 10), ("bytes", 100))
+    }
+    assert of_ranks() == {
+        (name, str(rank)): value
+        for rank in (0, 1)
+        for name, value in (said | {"pool_waiting_samples": rank}).items()
+    }
+    await link.close()
+    meters.LOADS.clear()
+    link._take(LOAD, 0)
+    assert of_ranks() == {}
 
 
 @with_ranks(1)
