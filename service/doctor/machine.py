@@ -71,9 +71,8 @@ def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
     whole = settings.data_dir.absolute()
     folder = next(place for place in (whole, *whole.parents) if place.exists())
     free, reserved = shutil.disk_usage(folder).free, settings.min_free_bytes
-    waiting = settings.scratch_bytes or Storage().shard_bytes * (
-        settings.units_in_flight + settings.units_in_proof
-    )
+    units = settings.units_in_flight + settings.units_in_proof
+    waiting = settings.scratch_bytes or Storage().shard_bytes * units
     detail = f"{free / GB:.1f} GB free at {folder}; {waiting / GB:.1f} may wait there beside "
     detail += f"QUARRY_MIN_FREE_BYTES, {reserved / GB:.1f}"
     cure = "free space, name a larger disk in QUARRY_DATA_DIR, or lower QUARRY_SCRATCH_BYTES"
@@ -94,11 +93,8 @@ def written_gb_s(folder: Path, num_bytes: int = PROBE_BYTES) -> float:
     block[:] = np.frombuffer(os.urandom(PROBE_BLOCK_BYTES), np.uint8)  # a disk may compress zeros
     with tempfile.TemporaryFile(dir=folder) as nameless:
         began_s, writer = time.monotonic(), DirectWriter(Path(f"/proc/self/fd/{nameless.fileno()}"))
-        try:
-            while writer.position < num_bytes and time.monotonic() - began_s < PROBE_S:
-                writer.write(block.data)
-            writer.end()
-        finally:
-            writer.close()
+        while writer.position < num_bytes and time.monotonic() - began_s < PROBE_S:
+            writer.write(block.data)
+        writer.end()
         os.fsync(nameless.fileno())
         return writer.position / (time.monotonic() - began_s) / GB
