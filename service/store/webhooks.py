@@ -45,16 +45,15 @@ def delivered(tx: Transaction, lease: WebhookLease, status: int) -> None:
 
 
 def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem, wait_s: float = 0.0) -> None:
-    """Let a report that was not taken wait for its next attempt, `wait_s` at least; the last one ends it.
+    """Let a report that was not taken wait for its next attempt; the last one ends it. Raises LeaseLost.
 
-    The owner's other reports to the same URL wait meanwhile, so that those to other receivers get on.
-    Raises LeaseLost.
+    All of the owner's reports to this URL wait for `wait_s` at least, so that those to others get on.
     """
     job, task = tasks.held(tx, lease)
     if task.attempts > len(WAITS_S):
         _note(tx, tasks.done(tx, job, task), "webhook: given up", problem)
         return
-    due = tx.now + timedelta(seconds=max(wait_s, WAITS_S[task.attempts - 1]))
+    due = tx.now + timedelta(seconds=WAITS_S[task.attempts - 1])
     waiting = replace(task, state=TaskState.PENDING, owner=None, lease_until=None, not_before=due)
     job = move_task(tx, job, task, replace(waiting, problem=problem))
     _note(tx, job, "webhook: not taken", problem)
