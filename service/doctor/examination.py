@@ -1,48 +1,63 @@
-"""All checks of a node, one after another; one that cannot be made is a finding too."""
+"""All checks of a node, one after another; one that cannot be made, or does not end, is a finding too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from schemas.dataset.errors import NO_SPACE
 from schemas.request import HubTarget
+from service import apart
 from service.doctor import engine, hub, machine, store
 from service.doctor.finding import Finding, Verdict
 from service.errors import QuarryError
-from service.installed import extra_of
+from service.installed import engine_versions, extra_of
 from service.settings import Settings
+
+CHECK_S = 15.0
+"""For a check that asks a server, a driver or a disk; most take one second."""
+TORCH_S = 60.0
+"""Its import from a cold disk, and CUDA's start on eight GPUs."""
+ALL_BYTES = 2**62
+"""Of memory: CUDA maps more than there is."""
 
 
 def examine(settings: Settings, model: str | None, target: HubTarget | None) -> Iterator[Finding]:
     """Yield what is found of this node, and of a model and a repository where they are given.
 
-    A file is written into the data folder and removed; nothing else is changed.
+    A file is written on the data folder's disk and is gone afterwards; nothing else is changed.
     """
-    cards: list[engine.Card] = []
-    build = engine.TorchBuild()
+    torch = engine.Torch()
 
     def gpus() -> Iterator[Finding]:
-        cards.extend(engine.cards())
-        yield from engine.driver(cards, build)
-        yield from engine.gpus(settings, cards, build)
+        nonlocal torch
+        torch = apart.call(engine.try_torch, memory_bytes=ALL_BYTES, deadline_s=TORCH_S)
+        yield from engine.driver(torch)
+        yield from engine.gpus(settings, torch.gpus)
 
-    def wheel() -> Iterator[Finding]:
-        nonlocal build
-        build = engine.torch_build()
-        return engine.wheel(settings, build)
-
-    yield from judged("engine", wheel)
-    yield from judged("driver", gpus)
+    yield from judged("engine", lambda: engine.wheel(settings))
+    if engine_versions():
+        yield from judged("driver", gpus)
+    num_gpus = len(torch.gpus)
     if model is not None:
-        yield from judged("model", lambda: engine.model(model, settings, cards))
-    yield from judged("cores", lambda: machine.cores(settings, len(cards)))
-    yield from judged("memory", lambda: machine.memory(settings, len(cards)))
+        yield from judged_apart("model", engine.model, model, settings, torch.gpus)
+    yield from judged("cores", lambda: machine.cores(settings, num_gpus))
+    yield from judged("memory", lambda: machine.memory(settings, num_gpus))
     yield from judged("shared memory", lambda: machine.shared_memory(settings))
-    yield from judged("open files", lambda: machine.open_files(settings))
-    yield from judged("disk", lambda: machine.disk(settings, len(cards)))
-    yield from judged("database", lambda: store.database(settings))
-    yield from judged("hub", lambda: hub.token(settings, target))
+    yield from judged_apart("disk", machine.disk, settings, num_gpus)
+    yield from judged_apart("database", store.database, settings)
+    yield from judged_apart("hub", hub.token, settings, target)
 
 
-def judged(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def judged_apart(what: str, check: Callable[..., Iterator[Finding]], *args: object) -> Iterator[Finding]:
+    """Do as `judged` in a process, which is killed where what it asks is silent."""
+    call = (_judged, what, check, args)
+    return judged(what, lambda: apart.call(*call, memory_bytes=ALL_BYTES, deadline_s=CHECK_S))
+
+
+def _judged(what: str, check: Callable[..., Iterator[Finding]], args: tuple[object, ...]) -> list[Finding]:
+    return list(judged(what, lambda: check(*args)))
+
+
+def judged(what: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     """Yield what a check finds; what stops it is a finding, and what is good needs no cure."""
     try:
         for finding in check():
@@ -50,15 +65,14 @@ def judged(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Findin
     except ModuleNotFoundError as error:
         cure = f"pip install 'eagle-quarry[{extra_of(error.name or '') or 'service'}]'"
         yield Finding(what, Verdict.UNSEEN, f"{error.name} is not installed", cure)
-    except ValueError as error:
-        yield Finding(
-            what, Verdict.UNSEEN, f"not understood: {error}", "report it, with what nvidia-smi says"
-        )
-    except ImportError as error:
-        yield Finding(what, Verdict.BAD, f"cannot be imported: {error}", "install it anew")
+    except apart.Ended as error:
+        cure = "see whether the server, the disk or the driver that it asks is silent"
+        yield Finding(what, Verdict.BAD, f"the check {error}", cure)
     except QuarryError as error:
-        yield Finding(what, Verdict.BAD, error.detail, error.cure)
+        yield Finding(what, Verdict.BAD, error.detail, error.cure or error.usual_cure)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         cure = "let this user read and write there, or name another place"
+        if error.errno in NO_SPACE:
+            cure = "free space there, or name another place"
         yield Finding(what, Verdict.BAD, f"{where}{error.strerror or error}", cure)

@@ -7,8 +7,6 @@ from service.artifacts.repository import Patience, Repository
 from service.doctor.finding import Finding, Verdict
 from service.settings import Settings
 
-ONCE = Patience(attempts=2, deadline_s=30.0)
-
 
 def token(settings: Settings, target: HubTarget | None) -> Iterator[Finding]:
     """Ask the Hub whether the token may write. Raises HubDenied, HubUnavailable."""
@@ -17,7 +15,5 @@ def token(settings: Settings, target: HubTarget | None) -> Iterator[Finding]:
         detail = f"{kind}; without --repo the Hub is not asked"
         yield Finding("hub", Verdict.UNSEEN, detail, "name a repository that this node is to push to")
         return
-    repository = Repository(target, settings, ONCE)
-    repository.check_right()
-    what = "exists" if repository.exists() else "is not there, and the first push will make it"
-    yield Finding("hub", Verdict.GOOD, f"{target.repo_id} {what}; the token may write")
+    Repository(target, settings, Patience(attempts=2)).check_right()
+    yield Finding("hub", Verdict.GOOD, f"the token may write to {target.repo_id}")

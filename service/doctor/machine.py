@@ -1,8 +1,7 @@
-"""The machine below an engine: cores, memory, shared memory, open files, and the data folder's disk."""
+"""The machine below an engine: cores, memory, shared memory, and the data folder's disk."""
 
 import os
 import re
-import resource
 import shutil
 import tempfile
 import time
@@ -14,7 +13,6 @@ import numpy as np
 
 from schemas.dataset.direct import DirectWriter
 from schemas.dataset.memory import page_aligned
-from schemas.dataset.seal import fsync
 from schemas.request import Storage
 from service.doctor.finding import Finding, Verdict, at_least
 from service.settings import Settings
@@ -25,8 +23,6 @@ STATES_GB_S, CORES_A_GB_S = 1.0, 1.4
 SHARED_BYTES = 2**30
 """Of vLLM's queues between processes, and of NCCL where a model is split; Docker gives 64 MiB."""
 PROBE_BYTES, PROBE_BLOCK_BYTES, PROBE_S = 2**28, 2**23, 5.0
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "beegfs", "gpfs")
-PASSING = ("overlay", "tmpfs", "ramfs")
 
 
 def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
@@ -70,43 +66,21 @@ def shared_memory(settings: Settings, folder: Path = Path("/dev/shm")) -> Iterat
     yield Finding("shared memory", at_least(free, SHARED_BYTES, needed), detail, cure)
 
 
-def open_files(settings: Settings) -> Iterator[Finding]:
-    """Look at the hard limit, to which the service raises the soft one."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    verdict = Verdict.GOOD if hard == resource.RLIM_INFINITY else at_least(hard, 2 * settings.max_connections)
-    detail = f"{hard} allowed, {settings.max_connections} connections take twice as many"
-    cure = "raise the hard limit (ulimit -Hn, nofile), or lower QUARRY_MAX_CONNECTIONS"
-    yield Finding("open files", verdict, detail, cure)
-
-
 def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
-    """Look at the data folder's disk: its room, its kind, and its speed, by writing to it. Raises OSError."""
+    """Look at the data folder's disk: its room, and its speed, by writing to it. Raises OSError."""
     whole = settings.data_dir.absolute()
     folder = next(place for place in (whole, *whole.parents) if place.exists())
-    usage = shutil.disk_usage(folder)
-    waiting = settings.scratch_bytes or Storage().shard_bytes * (
-        settings.units_in_flight + settings.units_in_proof
-    )
-    detail = (
-        f"{usage.free / GB:.1f} of {usage.total / GB:.1f} GB free at {folder}; {waiting / GB:.1f} may wait "
-    )
-    detail += f"there beside QUARRY_MIN_FREE_BYTES, {settings.min_free_bytes / GB:.1f}"
-    verdict = at_least(usage.free, waiting + settings.min_free_bytes, settings.min_free_bytes)
+    free, reserved = shutil.disk_usage(folder).free, settings.min_free_bytes
+    units = settings.units_in_flight + settings.units_in_proof
+    waiting = settings.scratch_bytes or Storage().shard_bytes * units
+    detail = f"{free / GB:.1f} GB free at {folder}; {waiting / GB:.1f} may wait there beside "
+    detail += f"QUARRY_MIN_FREE_BYTES, {reserved / GB:.1f}"
     cure = "free space, name a larger disk in QUARRY_DATA_DIR, or lower QUARRY_SCRATCH_BYTES"
-    yield Finding("disk room", verdict, detail, cure)
-
-    kind, cure = (
-        file_system(folder),
-        "keep SQLite on a local disk, or set QUARRY_DATABASE_URL to a PostgreSQL",
-    )
-    is_doubtful = kind.startswith((*NETWORK, "fuse")) and settings.database().startswith("sqlite")
-    if kind in PASSING:
-        is_doubtful, cure = (
-            True,
-            "mount a volume: this goes with the container, or with the machine's next start",
-        )
-    yield Finding("file system", Verdict.DOUBTFUL if is_doubtful else Verdict.GOOD, kind, cure)
-
+    yield Finding("disk room", at_least(free, waiting + reserved, reserved), detail, cure)
+    if free < reserved + PROBE_BYTES:
+        detail = f"no room to write {PROBE_BYTES / GB:.1f} GB beside QUARRY_MIN_FREE_BYTES"
+        yield Finding("disk speed", Verdict.UNSEEN, detail, "free space")
+        return
     rate, wanted = written_gb_s(folder), STATES_GB_S * max(1, num_gpus)
     detail = f"{rate:.2f} GB/s written and synced; an 8B target makes up to {STATES_GB_S:g} on each GPU"
     cure = "GPUs wait for a slow disk: take NVMe, or store fewer layers (docs/sizing.md)"
@@ -114,28 +88,13 @@ def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
 
 
 def written_gb_s(folder: Path, num_bytes: int = PROBE_BYTES) -> float:
-    """Write bytes as the drain does, for `PROBE_S` at most; then remove them. Raises OSError."""
+    """Write bytes as the drain does, for `PROBE_S` at most; they go with this process. Raises OSError."""
     block = page_aligned(PROBE_BLOCK_BYTES)
     block[:] = np.frombuffer(os.urandom(PROBE_BLOCK_BYTES), np.uint8)  # a disk may compress zeros
-    with tempfile.TemporaryDirectory(prefix=".quarry-doctor-", dir=folder) as probe:
-        file = Path(probe, "probe")
-        began_s, writer = time.monotonic(), DirectWriter(file)
-        try:
-            while writer.position < num_bytes and time.monotonic() - began_s < PROBE_S:
-                writer.write(block.data)
-            writer.end()
-        finally:
-            writer.close()
-        fsync(file)
+    with tempfile.TemporaryFile(dir=folder) as nameless:
+        began_s, writer = time.monotonic(), DirectWriter(Path(f"/proc/self/fd/{nameless.fileno()}"))
+        while writer.position < num_bytes and time.monotonic() - began_s < PROBE_S:
+            writer.write(block.data)
+        writer.end()
+        os.fsync(nameless.fileno())
         return writer.position / (time.monotonic() - began_s) / GB
-
-
-def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the kind of the file system that a folder is on: of the last mount over it."""
-    kinds = {}
-    for line in mounts.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
-        kinds[Path(point)] = after.split()[0]
-    whole = folder.resolve()
-    return next((kinds[place] for place in (whole, *whole.parents) if place in kinds), "not known")

@@ -1,4 +1,4 @@
-"""The database as workers find it: its tables and clock, the versions of its workers, silent hosts."""
+"""The database as workers find it: its tables and clock, the versions of its workers."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,6 @@ from service.installed import DISTRIBUTION
 from service.settings import Settings
 
 MAX_SKEW = timedelta(seconds=1)
-SILENT = timedelta(minutes=2)
 
 
 def database(settings: Settings) -> Iterator[Finding]:
@@ -33,7 +32,7 @@ def database(settings: Settings) -> Iterator[Finding]:
             else:
                 migration.check(tx)
                 yield Finding("database", Verdict.GOOD, "answers, with the tables of this version")
-                yield from _workers(hosts.views(tx), now)
+                yield _workers(hosts.views(tx))
         yield _clock(max(asked - now, now - answered, timedelta()))
     finally:
         store.close()
@@ -46,7 +45,7 @@ def _clock(skew: timedelta) -> Finding:
     return Finding("clock", Verdict.DOUBTFUL if skew > MAX_SKEW else Verdict.GOOD, detail, cure)
 
 
-def _workers(views: Sequence[HostView], now: datetime) -> Iterator[Finding]:
+def _workers(views: Sequence[HostView]) -> Finding:
     where = defaultdict(set)
     for host in views:
         for worker in host.workers:
@@ -55,9 +54,4 @@ def _workers(views: Sequence[HostView], now: datetime) -> Iterator[Finding]:
     detail = "; ".join(f"{one} on {', '.join(sorted(names))}" for one, names in sorted(where.items()))
     verdict = Verdict.GOOD if where.keys() <= {ours} else Verdict.DOUBTFUL
     cure = "install one version everywhere: one that has other tables takes no work"
-    yield Finding("workers", verdict, f"this is Quarry {ours}; workers: {detail or 'none'}", cure)
-    for host in views:
-        if host.units_to_store and now - host.seen_at > SILENT:
-            detail = f"{host.name} has {host.units_to_store} units to store and is silent since "
-            cure = f"start it again; if it is lost: quarry workers forget {host.id}"
-            yield Finding("host", Verdict.DOUBTFUL, f"{detail}{host.seen_at:%Y-%m-%d %H:%M:%S}", cure)
+    return Finding("workers", verdict, f"this is Quarry {ours}; workers: {detail or 'none'}", cure)

@@ -15,6 +15,7 @@ class Policy:
     `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
     `told_by_job`: the job itself says why the task is tried again, and not an event of each attempt.
     `by_turns`: of jobs of one priority, those whose owner has none leased come first.
+    `one_an_owner`: of one owner's jobs, one task at a time is leased.
     `of_hosts`: its item is the host that alone may work on it.
     `ahead`: it is done ahead of time, so that no error but one that fails the job ends it.
     `few`: jobs of any number have few open tasks of it, from which they are found.
@@ -29,6 +30,7 @@ class Policy:
     of_units: bool = False
     told_by_job: bool = False
     by_turns: bool = False
+    one_an_owner: bool = False
     of_hosts: bool = False
     ahead: bool = False
     few: bool = False
@@ -84,7 +86,7 @@ POLICIES = {
     # How an attempt ends is recorded by `webhooks`; only a bug ends one otherwise.
     TaskKind.WEBHOOK: Policy(
         job_states=frozenset(JobState) - {JobState.QUEUED, JobState.DELETING},
-        by_turns=True,
+        one_an_owner=True,
         few=True,
         exhausted=Outcome.VOID,
         delay=1.0,

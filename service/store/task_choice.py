@@ -64,9 +64,12 @@ def jobs_with_work(
     ways = _free(clock, kind, spares_lone)
     waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in ways))
     states = POLICIES[kind].job_states
-    late = func.coalesce(JOB.c.owner, "").in_(_owners(clock, kind)) if POLICIES[kind].by_turns else false()
+    has_one = func.coalesce(JOB.c.owner, "").in_(_owners(clock, kind))
+    late = has_one if POLICIES[kind].by_turns else false()
     columns = JOB.c.id, JOB.c.priority, JOB.c.number, late.label("late")
     query = select(*columns).where(waiting)
+    if POLICIES[kind].one_an_owner:
+        query = query.where(~has_one)
     if states <= AT_WORK_STATES:
         query = query.where(AT_WORK)
     if POLICIES[kind].few:

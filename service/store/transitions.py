@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, exists, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
@@ -21,8 +21,11 @@ from service.errors import IdentityChanged, IllegalMove, NotFound
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
-from service.store.tables import EVENT, JOB, TASK
+from service.store.tables import EVENT, JOB, OPEN_WEBHOOK, TASK
 from service.store.values import TASK_MOVES, TaskKind, TaskState
+
+MAX_REPORTS = 1000
+"""Of an owner, to webhooks, that wait at once: each is tried for three days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +162,19 @@ def move_job(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | N
     message = f"{job.state} -> {to}"
     job = record(tx, replace(job, state=to, problem=problem), "state", message, problem)
     if job.webhook is not None and to in REPORTED_JOB_STATES:
-        add_task(tx, job, TaskKind.WEBHOOK, job.last_event)
+        is_room = reports(tx, job.owner) < MAX_REPORTS
+        add_task(tx, job, TaskKind.WEBHOOK, job.last_event, is_open=is_room)
+        if not is_room:
+            text = f"webhook: not sent, since {MAX_REPORTS} reports of its owner wait"
+            job = record(tx, job, "progress", text, problem, is_change=False)
     return job
+
+
+def reports(tx: Transaction, owner: str | None) -> int:
+    """Count the reports of an owner's jobs that were not taken yet."""
+    of_owner = exists().where(JOB.c.id == TASK.c.job_id, JOB.c.owner.is_not_distinct_from(owner))
+    query = select(func.count()).select_from(TASK).where(OPEN_WEBHOOK, of_owner)
+    return tx.connection.execute(query).scalar_one()
 
 
 def add_task(
@@ -172,14 +186,18 @@ def add_task(
     subject: str | None = None,
     not_before: datetime | None = None,
     epoch: int = 0,
+    is_open: bool = True,
 ) -> None:
-    """Add a task that waits; it must not be there. `epoch` is the last of one that it takes the place of."""
+    """Add a task that waits, or is done with; it must not be there.
+
+    `epoch` is the last of one that it takes the place of.
+    """
     new = insert(TASK).values(
         job_id=job.id,
         kind=kind,
         item=item,
         subject=subject or f"{job.id}/{item}",
-        state=TaskState.PENDING,
+        state=TaskState.PENDING if is_open else TaskState.DONE,
         epoch=epoch,
         attempts=0,
         deaths=0,

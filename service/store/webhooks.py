@@ -3,16 +3,16 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, or_, select, update
 
 from schemas.events import Event
 from schemas.job import Problem
 from schemas.webhook import REPORTED_JOB_STATES
-from service.errors import IllegalMove
+from service.errors import IllegalMove, QuotaExceeded
 from service.store import jobs, tasks
 from service.store.database import Store, Transaction
-from service.store.tables import EVENT, TASK
-from service.store.transitions import LockedJob, lock_job, move_task, record
+from service.store.tables import EVENT, JOB, OPEN_WEBHOOK, TASK
+from service.store.transitions import MAX_REPORTS, LockedJob, lock_job, move_task, record, reports
 from service.store.values import JobRow, Lease, TaskKind, TaskState, WebhookLease
 
 WAITS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
@@ -44,8 +44,11 @@ def delivered(tx: Transaction, lease: WebhookLease, status: int) -> None:
     _note(tx, tasks.done(tx, job, task), f"webhook: answered {status}", job.problem)
 
 
-def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem) -> None:
-    """Let a report that was not taken wait for its next attempt; the last one ends it. Raises LeaseLost."""
+def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem, wait_s: float = 0.0) -> None:
+    """Let a report that was not taken wait for its next attempt; the last one ends it. Raises LeaseLost.
+
+    All of the owner's reports to this URL wait for `wait_s` at least, so that those to others get on.
+    """
     job, task = tasks.held(tx, lease)
     if task.attempts > len(WAITS_S):
         _note(tx, tasks.done(tx, job, task), "webhook: given up", problem)
@@ -54,6 +57,12 @@ def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem) -> None:
     waiting = replace(task, state=TaskState.PENDING, owner=None, lease_until=None, not_before=due)
     job = move_task(tx, job, task, replace(waiting, problem=problem))
     _note(tx, job, "webhook: not taken", problem)
+    until = tx.now + timedelta(seconds=max(wait_s, WAITS_S[0]))
+    of_owner = JOB.c.id == TASK.c.job_id, JOB.c.owner.is_not_distinct_from(job.owner)
+    to_url = exists().where(*of_owner, JOB.c.webhook == job.webhook)
+    early = or_(TASK.c.not_before.is_(None), TASK.c.not_before < until)
+    others = update(TASK).where(OPEN_WEBHOOK, TASK.c.state == TaskState.PENDING, to_url, early)
+    tx.connection.execute(others.values(not_before=until))
 
 
 def _note(tx: Transaction, job: LockedJob, message: str, problem: Problem | None) -> None:
@@ -61,12 +70,15 @@ def _note(tx: Transaction, job: LockedJob, message: str, problem: Problem | None
 
 
 def again(tx: Transaction, job_id: str) -> JobRow:
-    """Report a job's last end once more, at once. Raises NotFound, IllegalMove."""
+    """Report a job's last end once more, at once. Raises NotFound, IllegalMove, QuotaExceeded."""
     job = lock_job(tx, job_id)
     if job.webhook is None or job.state not in REPORTED_JOB_STATES:
         cure = f"a request with a `webhook` reports when its job is {', '.join(sorted(REPORTED_JOB_STATES))}"
         raise IllegalMove(f"job {job_id} is {job.state} and has nothing to report", field="state", cure=cure)
-    reports = TASK.c.job_id == job_id, TASK.c.kind == TaskKind.WEBHOOK
-    last = tx.connection.scalar(select(func.max(TASK.c.item)).where(*reports))
+    if reports(tx, job.owner) >= MAX_REPORTS:
+        cure = "wait until some were taken or given up"
+        raise QuotaExceeded(f"{MAX_REPORTS} reports of the job's owner wait", field="webhook", cure=cure)
+    of_job = TASK.c.job_id == job_id, TASK.c.kind == TaskKind.WEBHOOK
+    last = tx.connection.scalar(select(func.max(TASK.c.item)).where(*of_job))
     tasks.begin_again(tx, job, TaskKind.WEBHOOK, last)
     return jobs.job(tx, job_id)

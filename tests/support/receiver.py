@@ -29,6 +29,7 @@ class Receiver(ThreadingHTTPServer):
         context.load_cert_chain(certificate)
         self.socket = context.wrap_socket(self.socket, server_side=True)
         self.answers: list[int | str] = []
+        self.retry_after = "0"
         self.came: list[tuple[dict[str, str], bytes]] = []
         self.ended = threading.Event()
 
@@ -50,6 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(answer, int):
             self.send_response(answer)
             self.send_header("Location", "/elsewhere")
+            self.send_header("Retry-After", self.server.retry_after)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from packaging.requirements import Requirement
@@ -78,11 +79,13 @@ def hidden() -> set[str]:
 
 
 def run(hidden: set[str], code: str) -> subprocess.CompletedProcess[str]:
-    program = WITHOUT.format(hidden=hidden) + code
-    environment = os.environ | {"QUARRY_SERVER": "http://127.0.0.1:9"}
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
+    with TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(WITHOUT.format(hidden=hidden))  # of its children, too
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"QUARRY_SERVER": "http://127.0.0.1:9", "PYTHONPATH": path}
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+        )
 
 
 def command(hidden: set[str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from standardwebhooks import Webhook as Signature
@@ -15,14 +14,14 @@ from schemas.keys import NewKey, Scope
 from schemas.webhook import Webhook, WebhookBody
 from service.control import webhooks as control
 from service.control.webhooks import run_webhooks, secret
-from service.errors import IllegalMove, LeaseLost, OptionRefused
+from service.errors import IllegalMove, LeaseLost, OptionRefused, QuotaExceeded
 from service.settings import Settings
-from service.store import NewJob, Store, jobs, keys, webhooks
+from service.store import NewJob, Store, jobs, keys, transitions, webhooks
 from service.work.keeper import Keeper
 from tests.support.receiver import NAME, Receiver, receiving
 from tests.support.store_cases import OWNER, TTL_S, Clock, a_request, job_id, reach, stop_job
 
-JOB = job_id(1)
+JOB, OTHER, THIRD = job_id(1), job_id(2), job_id(3)
 
 
 @pytest.fixture
@@ -45,10 +44,20 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path, webhook_secret_file=tmp_path / "secret", webhook_hosts=(NAME,))
 
 
-def submit(store: Store, url: str, owner: str | None = None) -> str:
+def submit(store: Store, url: str, owner: str | None = None, job: str = JOB) -> str:
     request = a_request().model_copy(update={"webhook": Webhook(url=url)})
-    store.write(jobs.submit, NewJob.of(JOB, "key", request, owner=owner))
-    return JOB
+    store.write(jobs.submit, NewJob.of(job, job, request, owner=owner))
+    return job
+
+
+def end(store: Store, url: str, owner: str | None = None, job: str = JOB) -> None:
+    """Submit a job and cancel it, so that a report waits."""
+    store.write(jobs.cancel, submit(store, url, owner, job))
+
+
+def own(store: Store, *names: str) -> None:
+    for n, name in enumerate(names):
+        store.write(keys.add, f"{n:08}", f"{n:064}", NewKey(name=name, scopes=(Scope.JOBS_WRITE,)))
 
 
 def run(store: Store, settings: Settings) -> bool:
@@ -56,9 +65,9 @@ def run(store: Store, settings: Settings) -> bool:
         return run_webhooks(store, settings, OWNER, lambda: False, keeper)
 
 
-def said(store: Store) -> list[tuple[str, Problem | None]]:
-    """What the job's events say of its reports."""
-    events = store.read(jobs.events, JOB, after=0, limit=100)
+def said(store: Store, job: str = JOB) -> list[tuple[str, Problem | None]]:
+    """What a job's events say of its reports."""
+    events = store.read(jobs.events, job, after=0, limit=100)
     return [(event.message, event.problem) for event in events if event.message.startswith("webhook")]
 
 
@@ -190,18 +199,18 @@ PRIVATE = [
         "5f00::1",
         "168.63.129.16",
     ),
+    *("::ffff:168.63.129.16", "::ffff:224.0.0.1", "2001:0:1::1", "64:ff9b::224.0.0.1"),
     *("::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::10.0.0.1", "64:ff9b::7f00:1", "2002:a00:1::1"),
 ]
 PUBLIC = ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::1.1.1.1", "::ffff:1.1.1.1"]
 
 
 def test_only_public_addresses_are_called(settings: Settings):
-    parts = urlsplit("https://somewhere.example/")
     for text in PRIVATE:
         with pytest.raises(OptionRefused):
-            control._check_address(ip_address(text), parts, settings)
+            control._check_address(ip_address(text), "somewhere.example", settings)
     for text in PUBLIC:
-        control._check_address(ip_address(text), parts, settings)
+        control._check_address(ip_address(text), "somewhere.example", settings)
 
 
 def test_a_name_that_is_not_resolved_in_time_is_left_and_one_that_cannot_be_is_given_up_in_the_end(
@@ -257,7 +266,7 @@ def test_one_private_address_among_several_is_enough(settings: Settings, monkeyp
     both = [(2, 1, 6, "", (address, 443)) for address in ("1.1.1.1", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     with pytest.raises(OptionRefused, match=r"10\.0\.0\.1"):
-        control._addresses(urlsplit("https://somewhere.example/"), settings)
+        control._addresses("somewhere.example", 443, settings)
 
 
 def test_the_secret_of_an_owner_signs_for_nobody_else(
@@ -268,11 +277,109 @@ def test_the_secret_of_an_owner_signs_for_nobody_else(
     for file in (None, tmp_path / "missing", tmp_path / "short"):
         with pytest.raises(OptionRefused, match="webhook"):
             secret("a", settings.model_copy(update={"webhook_secret_file": file}))
-    store.write(keys.add, "0" * 8, "0" * 64, NewKey(name="a", scopes=(Scope.JOBS_WRITE,)))
+    own(store, "a")
     submit(store, receiver.url, owner="a")
     store.write(jobs.cancel, JOB)
     assert run(store, settings)
     assert body_of(receiver.came[0], secret("a", settings)).data.owner == "a"
+
+
+def test_an_owner_has_one_report_under_way_and_others_have_theirs(store: Store):
+    """1. Of the two of a, one is leased. 2. The one of b is too. 3. a's other follows the first."""
+    own(store, "a", "b")
+    for job, owner in ((JOB, "a"), (OTHER, "a"), (THIRD, "b")):
+        end(store, "https://hooks.example/", owner, job)
+    first, second = (webhooks.lease(store, OWNER, TTL_S) for _ in range(2))
+    assert first is not None and second is not None
+    assert (first.job_id, second.job_id) == (JOB, THIRD)
+    assert webhooks.lease(store, OWNER, TTL_S) is None
+    store.write(webhooks.delivered, first, 200)
+    last = webhooks.lease(store, OWNER, TTL_S)
+    assert last is not None and last.job_id == OTHER
+
+
+def test_what_waits_for_a_receiver_that_fails_lets_others_go_first(
+    store: Store, settings: Settings, receiver: Receiver, clock: Clock
+):
+    """1. A receiver fails. 2. The owner's report to another comes next, and not one to the same, which comes
+    later. Another owner's comes, too."""
+    own(store, "a")
+    receiver.answers = [500, 204, 204, 204, 204]
+    end(store, receiver.url, job=JOB)
+    end(store, receiver.url, job=OTHER)
+    end(store, f"{receiver.url}/other", job=THIRD)
+    end(store, receiver.url, "a", job_id(4))
+    assert [run(store, settings) for _ in range(4)] == [True, True, True, False]
+    assert [len(said(store, job)) for job in (JOB, OTHER, THIRD, job_id(4))] == [1, 0, 1, 1]
+    clock.advance(webhooks.WAITS_S[0])
+    assert [run(store, settings) for _ in range(3)] == [True, True, False]
+    assert [said(store, job)[-1][0] for job in (JOB, OTHER)] == ["webhook: answered 204"] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "wait_s"),
+    [("60", 60.0), ("999999999", 86_400.0), ("9" * 400, 86_400.0), ("1", 5.0), ("-60", 5.0), ("soon", 5.0)],
+)
+def test_the_wait_that_a_receiver_asks_for_is_kept(
+    store: Store, settings: Settings, receiver: Receiver, clock: Clock, asked: str, wait_s: float
+):
+    receiver.answers, receiver.retry_after = [429], asked
+    end(store, receiver.url, job=JOB)
+    end(store, receiver.url, job=OTHER)
+    assert run(store, settings)
+    clock.advance(wait_s - 1.0)
+    assert not run(store, settings)
+    clock.advance(1.0)
+    assert [run(store, settings) for _ in range(3)] == [True, True, False]
+
+
+def test_a_receiver_that_is_gone_is_not_called_again_until_somebody_asks(
+    store: Store, settings: Settings, receiver: Receiver, clock: Clock
+):
+    receiver.answers = [410]
+    end(store, receiver.url)
+    assert run(store, settings)
+    clock.advance(10 * webhooks.WAITS_S[-1])
+    assert not run(store, settings)
+    assert said(store)[-1][0] == "webhook: answered 410"
+    store.write(webhooks.again, JOB)
+    assert run(store, settings)
+    assert said(store)[-1][0] == "webhook: answered 204"
+
+
+def test_each_attempt_goes_to_the_next_of_the_hosts_addresses(
+    store: Store, settings: Settings, receiver: Receiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """1. Nobody answers at the first, which stands twice. 2. The receiver is at the second."""
+    both = [(2, 1, 6, "", (address, 443)) for address in ("127.0.0.2", "127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    end(store, receiver.url)
+    assert run(store, settings)
+    clock.advance(webhooks.WAITS_S[0])
+    assert run(store, settings)
+    assert [message for message, _ in said(store)] == ["webhook: not taken", "webhook: answered 204"]
+
+
+def test_an_owner_has_so_many_reports_that_wait_and_the_event_says_what_is_not_sent(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """1. a's second is not sent, b's is. 2. Nor again. 3. Once the first was taken, it is sent when asked."""
+    monkeypatch.setattr(transitions, "MAX_REPORTS", 1)
+    monkeypatch.setattr(webhooks, "MAX_REPORTS", 1)
+    own(store, "a", "b")
+    for job, owner in ((JOB, "a"), (OTHER, "a"), (THIRD, "b")):
+        end(store, "https://hooks.example/", owner, job)
+    assert [len(said(store, job)) for job in (JOB, OTHER, THIRD)] == [0, 1, 0]
+    assert "not sent, since 1 reports of its owner wait" in said(store, OTHER)[0][0]
+    with pytest.raises(QuotaExceeded):
+        store.write(webhooks.again, OTHER)
+    leases = [webhooks.lease(store, OWNER, TTL_S) for _ in range(3)]
+    assert [one and one.job_id for one in leases] == [JOB, THIRD, None]
+    assert leases[0] is not None
+    store.write(webhooks.delivered, leases[0], 200)
+    store.write(webhooks.again, OTHER)
+    last = webhooks.lease(store, OWNER, TTL_S)
+    assert last is not None and last.job_id == OTHER
 
 
 @pytest.mark.parametrize("state", set(JobState) - {JobState.DELETING})

