@@ -31,24 +31,11 @@ def unreachable(server: str, error: Exception) -> ProblemReceived:
     )
 
 
-def bad_key() -> ProblemReceived:
-    """Return the problem of a key that no header can hold; it is not quoted."""
-    return ProblemReceived(
-        Problem(
-            type="urn:quarry:key-refused",
-            title="A key is needed",
-            status=401,
-            detail="the API key is not one word of printable ASCII characters, so it is not sent",
-            cure="give the key alone, in QUARRY_KEY or the file of QUARRY_KEY_FILE",
-        )
-    )
-
-
 def refused(response: httpx2.Response) -> ProblemReceived:
     """Return the problem in `response`, or one that says what else it was: a proxy may have answered."""
     if response.headers.get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
         try:
-            return ProblemReceived(Problem.model_validate_json(response.content, extra="ignore"))
+            return ProblemReceived(Problem.answered(response.content))
         except ValidationError:
             pass  # said below
     return not_quarrys(response, f"{response.status_code} {response.reason_phrase}")
@@ -56,7 +43,8 @@ def refused(response: httpx2.Response) -> ProblemReceived:
 
 def unreadable(response: httpx2.Response, error: ValidationError) -> ProblemReceived:
     """Return the problem of a good answer that is not of the form that this version knows."""
-    return not_quarrys(response, first_fault(error))
+    sent = repr(error.errors(include_url=False)[0]["input"])
+    return not_quarrys(response, f"{first_fault(error)}; it sent {sent[:100]}")
 
 
 def not_quarrys(response: httpx2.Response, what: str) -> ProblemReceived:

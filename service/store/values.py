@@ -122,7 +122,7 @@ class JobRow:
     priority: int
     owner: str | None
     model: str
-    source_kind: SourceKind
+    source_kind: str
     request_sha256: str
     progress: Progress
     problem: Problem | None
@@ -142,7 +142,7 @@ class JobRow:
             priority=self.priority,
             owner=self.owner,
             model=self.model,
-            source_kind=self.source_kind,
+            source_kind=SourceKind(self.source_kind),
             progress=self.progress,
             problem=self.problem,
             identity_sha256=self.identity.sha256() if self.identity else None,

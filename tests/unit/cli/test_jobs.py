@@ -17,6 +17,7 @@ from service.control.submit import new_key
 from service.store import NewJob, Store, jobs, plans
 from tests.support.api import (
     UNKNOWN,
+    answering,
     api_settings,
     begin,
     complete,
@@ -176,6 +177,13 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
 def test_the_version_is_printed(run: Run):
     ran = run("--version")
     assert (ran.code, ran.out.split()[0]) == (0, "quarry")
+
+
+def test_a_state_of_a_newer_service_is_listed_as_it_was_sent(run: Run):
+    job = job_summary().model_dump(mode="json") | {"state": "archived"}
+    with answering({"/jobs?limit=200": (200, {"jobs": [job]})}) as server:
+        assert run("jobs", "list", "--server", server).out.split("\t")[1] == "archived"
+        assert json.loads(run("jobs", "list", "--json", "--server", server).out)["state"] == "archived"
 
 
 class Restarting(BaseHTTPRequestHandler):
