@@ -2,8 +2,7 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -89,7 +88,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     own = {"data_dir": private, "out_dir": out, "database_url": None, "roles": tuple(Role)}
     settings = settings.model_copy(update=own)
     busy = f"another run is using {out}"  # of two, the first to end would delete the other's state
-    with locked(private / "lock", busy, "--out"), _opened(settings) as store:
+    with locked(private / "lock", busy, "--out"), closing(Store(settings.database())) as store:
+        store.write(migration.migrate)
         row = _unfinished(store, request, out)
         if row is None or row.identity is None:
             # Nothing is planned: what source and model hold now is what the job captures.
@@ -237,13 +237,3 @@ def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | No
             cure="run that job's file, delete the folder, or give an empty one",
         )
     return row
-
-
-@contextmanager
-def _opened(settings: Settings) -> Iterator[Store]:
-    store = Store(settings.database())
-    try:
-        store.write(migration.migrate)
-        yield store
-    finally:
-        store.close()
