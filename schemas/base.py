@@ -1,18 +1,11 @@
 """The pydantic base of every value that crosses a border: frozen, and an unknown field is an error."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    model_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, model_validator
+from pydantic_core import CoreSchema, ValidationError, core_schema
 
 MAX_FIELDS = 128
 """Most fields that one object, or one mapping in it, may be sent with; no value here has nearly as many."""
@@ -83,7 +76,7 @@ class OpenEnum(StrEnum):
         return core_schema.with_info_wrap_validator_function(cls._known_or_kept, handler(source))
 
     @classmethod
-    def _known_or_kept(cls, name: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:  # noqa: ANN401
+    def _known_or_kept(cls, name: Any, known: Callable[[Any], Any], info: ValidationInfo) -> Any:  # noqa: ANN401
         try:
             return known(name)
         except ValidationError:

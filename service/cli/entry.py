@@ -118,19 +118,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-_NO_RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NO_RIGHTS = "let this user read and write there, or name another place"
+_CURES = dict.fromkeys(NO_SPACE, "make space there") | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), _NO_RIGHTS
+)
 
 
 def _problem(error: OSError) -> Problem:
     """Return the problem: what the system refused, for which file, and the cure."""
     reason = error.strerror or str(error) or type(error).__name__
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    first = "mend that"
-    if error.errno in NO_SPACE:
-        first = "make space there"
-    elif error.errno in _NO_RIGHTS:
-        first = "let this user read and write there, or name another place"
-    cure = f"{first}, then run the same command again"
+    cure = f"{_CURES.get(error.errno or 0, 'mend that')}, then run the same command again"
     if not names:
         cure += " (the system names no file; it may be one in --out, TMPDIR or HF_HOME)"
     detail = f"{names}: {reason}" if names else reason

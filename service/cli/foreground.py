@@ -80,7 +80,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         finished = _finished(out, request, content)
         if finished is not None:
             return finished
-        _refuse_filled(out)
+        if out.is_dir() and any(out.iterdir()):  # in the end it holds exactly the dataset
+            raise _refused(f"{out} is not empty and holds no unfinished run of this job")
         check(request, settings)
         if request.hub is not None and _is_published(request, request.hub, content, settings):
             return Ending(JobState.COMPLETED, Progress(), published=request.hub.repo_id)
@@ -172,10 +173,8 @@ def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | 
     own = out / manifest_path(_job_id(request, content))
     manifest = read_manifest(own) if own.exists() else None
     if manifest is None or not _is_of(manifest, content):
-        raise OptionRefused(
-            f"{out} holds the dataset of another request, or its source or model has changed since",
-            field="--out",
-            cure="give an empty folder",
+        raise _refused(
+            f"{out} holds the dataset of another request, or its source or model has changed since"
         )
     shutil.rmtree(out / SPENT, ignore_errors=True)
     totals = manifest.totals
@@ -211,14 +210,8 @@ def _is_of(manifest: Manifest, content: Content) -> bool:
     return identity.source_fingerprint == fingerprint and model.is_that_of(identity)
 
 
-def _refuse_filled(out: Path) -> None:
-    """Refuse a folder that holds something, so that in the end it holds exactly the dataset."""
-    if out.is_dir() and any(out.iterdir()):
-        raise OptionRefused(
-            f"{out} is not empty and holds no unfinished run of this job",
-            field="--out",
-            cure="give an empty folder",
-        )
+def _refused(detail: str, cure: str = "give an empty folder") -> OptionRefused:
+    return OptionRefused(detail, field="--out", cure=cure)
 
 
 def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | None:
@@ -231,9 +224,6 @@ def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | No
         return None
     row = newest[0]
     if store.read(jobs.request, row.id) != request:
-        raise OptionRefused(
-            f"{out} holds the unfinished run of another job ({row.id})",
-            field="--out",
-            cure="run that job's file, delete the folder, or give an empty one",
-        )
+        cure = "run that job's file, delete the folder, or give an empty one"
+        raise _refused(f"{out} holds the unfinished run of another job ({row.id})", cure)
     return row

@@ -35,14 +35,10 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
 
 def read_document(path: Path) -> object:
     """Return the fields in `path`: JSON if the name ends so, else YAML. Raises RequestError."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise RequestError(
-                f"{path} is larger than {MAX_FILE_BYTES} bytes", cure="put the samples into a file source"
-            )
-        raw = path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}", cure="check the path") from error
+    if path.stat().st_size > MAX_FILE_BYTES:
+        cure = "put the samples into a file source"
+        raise RequestError(f"{path} is larger than {MAX_FILE_BYTES} bytes", cure=cure)
+    raw = path.read_bytes()
     document = json_in(raw, str(path)) if path.suffix == ".json" else _parse_yaml(path, raw)
     if not isinstance(document, dict):
         raise RequestError(f"{path} holds no fields", cure="give them as 'model: org/name', one a line")

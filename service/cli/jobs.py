@@ -3,8 +3,8 @@
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import islice
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +24,7 @@ from service.cli.console import (
     show_list,
     show_table,
 )
+from service.cli.files import JobFile
 from service.cli.server import SERVER, AsJson, Quarry
 
 app = group("jobs", "Submit, list, follow, pause, cancel, resume and delete the jobs of a running service.")
@@ -41,9 +42,7 @@ HEADS = ("id", "state", "progress", "created", "model", "waits")
 
 @app.command()
 def submit(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
-    ],
+    file: JobFile,
     key: Annotated[
         str | None, typer.Option(help="Names the submission: sent again, it is the same job.")
     ] = None,
@@ -101,16 +100,14 @@ def watch(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = Fals
     from service.cli.progress_bar import progress_display
 
     last = None
-    if as_json:
+    with nullcontext() if as_json else progress_display(sys.stderr) as display:
         for job in quarry.follow(job_id):
-            if job != last:
+            if display is not None:
+                display.show(job)
+            elif job != last:
                 show_json(job)
                 sys.stdout.flush()
             last = job
-    else:
-        with progress_display(sys.stderr) as display:
-            for job in quarry.follow(job_id):
-                display.show(job)
     if job.problem is not None and not as_json:
         complain(job.problem)
     if job.state is JobState.BLOCKED:

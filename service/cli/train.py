@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from service.cli.console import group
+from service.cli.datasets import DatasetArgument, JobsOption, Revision
 
 app = group(
     "train", "Train on a finished dataset by a trainer's own command, without a second copy of the states."
@@ -20,15 +21,9 @@ app = group(
 )
 def speculators(
     context: typer.Context,
-    dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME.")
-    ],
-    job: Annotated[
-        list[str] | None, typer.Option("--job", metavar="ID", help="A job of the dataset; all if left out.")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")
-    ] = None,
+    dataset: DatasetArgument,
+    job: JobsOption = None,
+    revision: Revision = None,
     live: Annotated[
         str | None,
         typer.Option(

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from schemas.base import first_fault
 from schemas.job import PROBLEM_MEDIA_TYPE, Problem
 
-UNREACHABLE = "urn:quarry:server-unreachable"
+UNREACHABLE, UNEXPECTED = "urn:quarry:server-unreachable", "urn:quarry:unexpected-answer"
 
 
 class ProblemReceived(Exception):
@@ -20,15 +20,9 @@ class ProblemReceived(Exception):
 
 def unreachable(server: str, error: Exception) -> ProblemReceived:
     """Return the problem of a service that does not answer."""
-    return ProblemReceived(
-        Problem(
-            type=UNREACHABLE,
-            title="The service does not answer",
-            status=503,
-            detail=f"{server}: {error}",
-            cure="start it with 'quarry serve', or name another with --server",
-        )
-    )
+    title, cure = "The service does not answer", "start it with 'quarry serve', or name another with --server"
+    detail = f"{server}: {error}"
+    return ProblemReceived(Problem(type=UNREACHABLE, title=title, status=503, detail=detail, cure=cure))
 
 
 def refused(response: httpx2.Response) -> ProblemReceived:
@@ -49,12 +43,10 @@ def unreadable(response: httpx2.Response, error: ValidationError) -> ProblemRece
 
 def not_quarrys(response: httpx2.Response, what: str) -> ProblemReceived:
     """Return the problem of an answer that no Quarry of this version gives."""
-    return ProblemReceived(
-        Problem(
-            type="urn:quarry:unexpected-answer",
-            title="The answer is not from Quarry",
-            status=response.status_code if response.is_error else 502,
-            detail=f"{response.request.url} answered {what}",
-            cure="check --server; if that service is newer, update this client",
-        )
+    title, cure = (
+        "The answer is not from Quarry",
+        "check --server; if that service is newer, update this client",
     )
+    status = response.status_code if response.is_error else 502
+    detail = f"{response.request.url} answered {what}"
+    return ProblemReceived(Problem(type=UNEXPECTED, title=title, status=status, detail=detail, cure=cure))

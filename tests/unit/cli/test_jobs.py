@@ -236,7 +236,6 @@ def test_every_answer_as_json_is_a_value_a_line(
         ("schedules", "list"),
         ("schedules", "delete", "new"),
         ("workers", "list"),
-        ("keys", "add", "operator", "--scope", "admin", "--scope", "jobs:read"),
     ]
     for verb in verbs:
         ran = run(*verb, "--json", "--server", server)
