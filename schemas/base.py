@@ -1,12 +1,18 @@
 """The pydantic base of every value that crosses a border: frozen, and an unknown field is an error."""
 
-from typing import Any
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
-from pydantic_core import CoreSchema
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, model_validator
+from pydantic_core import CoreSchema, ValidationError, core_schema
 
 MAX_FIELDS = 128
 """Most fields that one object, or one mapping in it, may be sent with; no value here has nearly as many."""
+
+
+_OF_ANOTHER_VERSION = object()
+"""The context in which `Wire.answered` validates."""
 
 
 def _end_at_first_fault(schema: Any) -> None:  # noqa: ANN401 - pydantic's, of nested dicts and lists
@@ -48,6 +54,37 @@ class Wire(BaseModel):
                 if isinstance(held, dict) and len(held) > MAX_FIELDS:
                     raise ValueError(f"{len(held)} fields; at most {MAX_FIELDS} can be given")
         return data
+
+    @classmethod
+    def answered(cls, content: bytes) -> Self:
+        """Read the JSON of a service that may be newer: leave out fields, and keep values of an `OpenEnum`.
+
+        Raises ValidationError.
+        """
+        return cls.model_validate_json(content, extra="ignore", context=_OF_ANOTHER_VERSION)
+
+
+class OpenEnum(StrEnum):
+    """Names that a later version may add to: an answer's unknown name is a member of no other name.
+
+    A request with such a name is refused.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
+        """Let `Wire.answered` keep a name that is not known."""
+        return core_schema.with_info_wrap_validator_function(cls._known_or_kept, handler(source))
+
+    @classmethod
+    def _known_or_kept(cls, name: Any, known: Callable[[Any], Any], info: ValidationInfo) -> Any:  # noqa: ANN401
+        try:
+            return known(name)
+        except ValidationError:
+            if info.context is not _OF_ANOTHER_VERSION or not isinstance(name, str):
+                raise
+        kept = str.__new__(cls, name)
+        kept._name_ = kept._value_ = name
+        return kept
 
 
 def first_fault(error: ValidationError) -> str:

@@ -1,18 +1,17 @@
 """States of a job with their legal moves, and what the HTTP routes say of them."""
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import Wire
+from schemas.base import OpenEnum, Wire
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.names import JobId
 from schemas.source import SourceKind
 
 
-class JobState(StrEnum):
+class JobState(OpenEnum):
     """The state of a job. BLOCKED waits for a person or for disk space, PAUSED for a person to resume it.
 
     `resume` continues it with everything kept.

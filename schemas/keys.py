@@ -1,20 +1,19 @@
 """API keys: what their holder may do, and what the HTTP routes say of them."""
 
 from datetime import datetime
-from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
 
-from schemas.base import Wire
+from schemas.base import OpenEnum, Wire
 from schemas.job import Priority
 from schemas.names import SCHEDULE_NAME_PATTERN
 
 EVERY_NAMESPACE = "*"
 
 
-class Scope(StrEnum):
+class Scope(OpenEnum):
     """What a key may be used for. ADMIN is everything, for every owner, and the keys themselves."""
 
     JOBS_READ = "jobs:read"

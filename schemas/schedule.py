@@ -1,11 +1,10 @@
 """Schedules: a request that becomes a job at each slot of a calendar, and what the routes say of them."""
 
 from datetime import datetime
-from enum import StrEnum
 
 from pydantic import AwareDatetime, Field, field_validator
 
-from schemas.base import Wire
+from schemas.base import OpenEnum, Wire
 from schemas.calendar import Calendar
 from schemas.job import JobState
 from schemas.names import JobId, ScheduleName
@@ -13,7 +12,7 @@ from schemas.request import ExtractRequest
 from schemas.source import MAX_INLINE_SAMPLES, Sample
 
 
-class Missed(StrEnum):
+class Missed(OpenEnum):
     """What becomes of slots that passed while no service ran."""
 
     SKIP = "skip"
@@ -24,7 +23,7 @@ class Missed(StrEnum):
     """Each runs, one after another."""
 
 
-class Overlap(StrEnum):
+class Overlap(OpenEnum):
     """What becomes of a slot whose time comes while the job of an earlier slot has not ended."""
 
     SKIP = "skip"
@@ -34,7 +33,7 @@ class Overlap(StrEnum):
     """That job is cancelled."""
 
 
-class Samples(StrEnum):
+class Samples(OpenEnum):
     """Which samples of its source a run takes."""
 
     NEW = "new"
@@ -42,7 +41,7 @@ class Samples(StrEnum):
     ALL = "all"
 
 
-class ChangedRecipe(StrEnum):
+class ChangedRecipe(OpenEnum):
     """What becomes of a run whose recipe is not that of the samples written before.
 
     The recipe is all that decides the states of a sample: model, revision, tokenizer, template, layers and
@@ -55,7 +54,7 @@ class ChangedRecipe(StrEnum):
     """It takes all samples that were not written under this recipe."""
 
 
-class ScheduleState(StrEnum):
+class ScheduleState(OpenEnum):
     """Whether a schedule has slots to come."""
 
     ACTIVE = "active"
@@ -123,7 +122,7 @@ class ScheduleChange(Wire):
     )
 
 
-class RunOutcome(StrEnum):
+class RunOutcome(OpenEnum):
     """What became of a slot."""
 
     SUBMITTED = "submitted"

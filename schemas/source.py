@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from schemas.base import Wire
+from schemas.base import OpenEnum, Wire
 from schemas.names import LabelName, RepoId
 
 MAX_SAMPLE_TOKENS = 2_097_152
@@ -199,4 +199,13 @@ class MixSource(Repeatable):
 Source = Annotated[
     InlineSource | FileSource | HubSource | MixSource | PostedSource, Field(discriminator="kind")
 ]
-SourceKind = Literal["inline", "file", "hub", "mix", "posted"]
+
+
+class SourceKind(OpenEnum):
+    """The `kind` of a source."""
+
+    INLINE = "inline"
+    FILE = "file"
+    HUB = "hub"
+    MIX = "mix"
+    POSTED = "posted"

@@ -1,14 +1,13 @@
 """Workers and their hosts: what a worker does, and what the HTTP routes say of them."""
 
 from datetime import datetime
-from enum import StrEnum
 
 from pydantic import Field
 
-from schemas.base import Wire
+from schemas.base import OpenEnum, Wire
 
 
-class Role(StrEnum):
+class Role(OpenEnum):
     """A kind of work. PLAN and FINISH need the data folder; what CAPTURE made leaves a host by STORE."""
 
     PLAN = "plan"

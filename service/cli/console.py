@@ -2,16 +2,19 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
+import typer
 from pydantic import BaseModel
 
 from schemas.job import Problem
 from service.errors import DatasetBroken, Outcome, QuarryError, RequestError
 from service.visible import one_line
+
+Model = TypeVar("Model", bound=BaseModel)
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
@@ -19,6 +22,11 @@ EXIT_NOT_COMPLETE = 3
 EXIT_BLOCKED = 5
 EXIT_TRY_AGAIN = os.EX_TEMPFAIL
 """What failed may pass: the one failure after which a batch system runs the same command again."""
+
+
+def group(name: str, purpose: str) -> typer.Typer:
+    """Return the parent of commands."""
+    return typer.Typer(name=name, help=purpose, no_args_is_help=True, rich_markup_mode=None)
 
 
 def exit_code(error: QuarryError) -> int:
@@ -51,6 +59,22 @@ def show_json(*models: BaseModel) -> None:
     """Print each as one line of JSON."""
     for model in models:
         say(model.model_dump_json(ensure_ascii=True))
+
+
+def show_document(model: BaseModel, as_json: bool) -> None:
+    """Print a request as a file that can be submitted: JSON on one line, or on several."""
+    print(model.model_dump_json(indent=None if as_json else 2, ensure_ascii=True))
+
+
+def show_list(
+    models: Iterable[Model], as_json: bool, heads: Sequence[str], fields: Callable[[Model], Sequence[object]]
+) -> None:
+    """Print each as one line of JSON, or its `fields` as a row of a table."""
+    if as_json:
+        for model in models:
+            show_json(model)
+    else:
+        show_table(heads, map(fields, models))
 
 
 def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

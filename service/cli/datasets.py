@@ -14,6 +14,29 @@ from service.cli.verify_process import VerifyOrder, verify_apart
 from service.errors import OptionRefused
 from service.settings import load_settings
 
+DatasetArgument = Annotated[
+    str, typer.Argument(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME.")
+]
+JobsOption = Annotated[
+    list[str] | None, typer.Option("--job", metavar="ID", help="A job of the dataset; all if left out.")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")]
+
+
+def _writable(page: Path | None) -> Path | None:
+    if page is not None:
+        cure = "name a file in a folder that exists and can be written"
+        check_writable(page, page.absolute().parent, "report", cure)
+    return page
+
+
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="FILE", dir_okay=False, callback=_writable, help="Write an HTML page with charts."
+    ),
+]
+
 
 def verify(
     dataset: Annotated[
@@ -28,16 +51,10 @@ def verify(
         typer.Option(exists=True, file_okay=False, help="Folder of the target, for the logit check."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    page: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write an HTML page with charts."),
-    ] = None,
+    page: ReportOption = None,
 ) -> None:
     """Check everything that can be checked of a finished dataset."""
     settings = load_settings()
-    if page is not None:
-        cure = "name a file in a folder that exists and can be written"
-        check_writable(page, page.absolute().parent, "report", cure)
     is_right = verify_apart(VerifyOrder(dataset, settings, model, as_json, page), print)
     if page is not None:
         say(f"the page is {page}", file=sys.stderr)

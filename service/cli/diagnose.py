@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from service.cli.console import naming, say
-from service.cli.datasets import check_writable
+from service.cli.datasets import ReportOption
 
 
 def diagnose(
@@ -23,14 +23,10 @@ def diagnose(
     target: Annotated[
         str | None, typer.Option(metavar="DIR", help="The target, if it is not below QUARRY_MODEL_ROOTS.")
     ] = None,
-    page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", dir_okay=False, help="Write an HTML page.")
-    ] = None,
+    page: ReportOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what length a drafter's drafts are accepted to, and what it was trained on if it is wrong."""
-    if page is not None:
-        check_writable(page, page.absolute().parent, "report", "name a file in a folder that can be written")
     from service.diagnose.diagnosis import diagnose as measure
     from service.diagnose.verdict import findings, lines
 

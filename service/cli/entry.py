@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -74,18 +75,17 @@ app.command()(datasets.publish)
 app.command()(export.export)
 app.command()(diagnose.diagnose)
 app.command()(doctor.doctor)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(schedules.app, name="schedules")
-app.add_typer(keys.app, name="keys")
-app.add_typer(workers.app, name="workers")
-app.add_typer(ray_pool.app, name="ray")
-app.add_typer(train.app, name="train")
+for group in (jobs, schedules, keys, workers, ray_pool, train):
+    app.add_typer(group.app)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (`sys.argv` if none is given) and leave the process with its exit code."""
     # A core file would hold the secrets; children inherit the limit.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     verb = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     try:
         app(arguments, prog_name="quarry")
@@ -118,19 +118,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-_NO_RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NO_RIGHTS = "let this user read and write there, or name another place"
+_CURES = dict.fromkeys(NO_SPACE, "make space there") | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), _NO_RIGHTS
+)
 
 
 def _problem(error: OSError) -> Problem:
     """Return the problem: what the system refused, for which file, and the cure."""
     reason = error.strerror or str(error) or type(error).__name__
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    first = "mend that"
-    if error.errno in NO_SPACE:
-        first = "make space there"
-    elif error.errno in _NO_RIGHTS:
-        first = "let this user read and write there, or name another place"
-    cure = f"{first}, then run the same command again"
+    cure = f"{_CURES.get(error.errno or 0, 'mend that')}, then run the same command again"
     if not names:
         cure += " (the system names no file; it may be one in --out, TMPDIR or HF_HOME)"
     detail = f"{names}: {reason}" if names else reason

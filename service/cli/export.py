@@ -6,15 +6,13 @@ from typing import Annotated
 import typer
 
 from service.cli.console import naming, say
-from service.cli.datasets import check_writable
+from service.cli.datasets import DatasetArgument, JobsOption, Revision, check_writable
 from service.export.options import Algorithm, ExportOptions, FormatName, chosen_algorithm, parsed_layers
 from service.visible import visible
 
 
 def export(
-    dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME.")
-    ],
+    dataset: DatasetArgument,
     to: Annotated[FormatName, typer.Option("--to", help="The trainer that reads it.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Folder to write.")],
     layers: Annotated[
@@ -27,16 +25,12 @@ def export(
     draft_vocab: Annotated[
         int | None, typer.Option("--draft-vocab", metavar="N", help="Size of the drafter's vocabulary.")
     ] = None,
-    job: Annotated[
-        list[str] | None, typer.Option("--job", metavar="ID", help="A job of the dataset; all if left out.")
-    ] = None,
+    job: JobsOption = None,
     target: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Folder of the target, if it is not below QUARRY_MODEL_ROOTS."),
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")
-    ] = None,
+    revision: Revision = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Length of every row, for nemo.")
     ] = None,

@@ -2,8 +2,7 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -81,7 +80,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         finished = _finished(out, request, content)
         if finished is not None:
             return finished
-        _refuse_filled(out)
+        if out.is_dir() and any(out.iterdir()):  # in the end it holds exactly the dataset
+            raise _refused(f"{out} is not empty and holds no unfinished run of this job")
         check(request, settings)
         if request.hub is not None and _is_published(request, request.hub, content, settings):
             return Ending(JobState.COMPLETED, Progress(), published=request.hub.repo_id)
@@ -89,7 +89,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     own = {"data_dir": private, "out_dir": out, "database_url": None, "roles": tuple(Role)}
     settings = settings.model_copy(update=own)
     busy = f"another run is using {out}"  # of two, the first to end would delete the other's state
-    with locked(private / "lock", busy, "--out"), _opened(settings) as store:
+    with locked(private / "lock", busy, "--out"), closing(Store(settings.database())) as store:
+        store.write(migration.migrate)
         row = _unfinished(store, request, out)
         if row is None or row.identity is None:
             # Nothing is planned: what source and model hold now is what the job captures.
@@ -172,10 +173,8 @@ def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | 
     own = out / manifest_path(_job_id(request, content))
     manifest = read_manifest(own) if own.exists() else None
     if manifest is None or not _is_of(manifest, content):
-        raise OptionRefused(
-            f"{out} holds the dataset of another request, or its source or model has changed since",
-            field="--out",
-            cure="give an empty folder",
+        raise _refused(
+            f"{out} holds the dataset of another request, or its source or model has changed since"
         )
     shutil.rmtree(out / SPENT, ignore_errors=True)
     totals = manifest.totals
@@ -211,14 +210,8 @@ def _is_of(manifest: Manifest, content: Content) -> bool:
     return identity.source_fingerprint == fingerprint and model.is_that_of(identity)
 
 
-def _refuse_filled(out: Path) -> None:
-    """Refuse a folder that holds something, so that in the end it holds exactly the dataset."""
-    if out.is_dir() and any(out.iterdir()):
-        raise OptionRefused(
-            f"{out} is not empty and holds no unfinished run of this job",
-            field="--out",
-            cure="give an empty folder",
-        )
+def _refused(detail: str, cure: str = "give an empty folder") -> OptionRefused:
+    return OptionRefused(detail, field="--out", cure=cure)
 
 
 def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | None:
@@ -231,19 +224,6 @@ def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | No
         return None
     row = newest[0]
     if store.read(jobs.request, row.id) != request:
-        raise OptionRefused(
-            f"{out} holds the unfinished run of another job ({row.id})",
-            field="--out",
-            cure="run that job's file, delete the folder, or give an empty one",
-        )
+        cure = "run that job's file, delete the folder, or give an empty one"
+        raise _refused(f"{out} holds the unfinished run of another job ({row.id})", cure)
     return row
-
-
-@contextmanager
-def _opened(settings: Settings) -> Iterator[Store]:
-    store = Store(settings.database())
-    try:
-        store.write(migration.migrate)
-        yield store
-    finally:
-        store.close()

@@ -1,12 +1,14 @@
 """A job file on this machine -> a checked request, and the folders that whoever runs it may read."""
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from pydantic_core import from_json
 
 from schemas.request import ExtractRequest, Part
 from schemas.source import FileSource, MixSource
-from service.control.request_body import parse_json, parse_request
+from service.control.request_body import parse_request
 from service.errors import OptionRefused, RequestError
 from service.settings import Settings
 
@@ -32,16 +34,23 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
 
 
 def read_document(path: Path) -> object:
-    """Return what is in `path`: JSON if the name ends so, else YAML. Raises RequestError."""
+    """Return the fields in `path`: JSON if the name ends so, else YAML. Raises RequestError."""
+    if path.stat().st_size > MAX_FILE_BYTES:
+        cure = "put the samples into a file source"
+        raise RequestError(f"{path} is larger than {MAX_FILE_BYTES} bytes", cure=cure)
+    raw = path.read_bytes()
+    document = json_in(raw, str(path)) if path.suffix == ".json" else _parse_yaml(path, raw)
+    if not isinstance(document, dict):
+        raise RequestError(f"{path} holds no fields", cure="give them as 'model: org/name', one a line")
+    return document
+
+
+def json_in(raw: bytes, place: str) -> object:
+    """Return the JSON in `raw`, which may begin with a byte order mark. Raises RequestError."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise RequestError(
-                f"{path} is larger than {MAX_FILE_BYTES} bytes", cure="put the samples into a file source"
-            )
-        raw = path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}", cure="check the path") from error
-    return parse_json(raw) if path.suffix == ".json" else _parse_yaml(path, raw)
+        return from_json(raw.removeprefix(BOM_UTF8), allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"{place}: not JSON: {error}", cure="write JSON in UTF-8 there") from error
 
 
 def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settings:

@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import islice
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,19 +16,18 @@ from service.cli.console import (
     EXIT_BLOCKED,
     EXIT_NOT_COMPLETE,
     complain,
+    group,
     say,
+    show_document,
     show_facts,
     show_json,
+    show_list,
     show_table,
 )
-from service.cli.server import DEFAULT_SERVER, AsJson, Server
-from service.client import Quarry
+from service.cli.files import JobFile
+from service.cli.server import SERVER, AsJson, Quarry
 
-app = typer.Typer(
-    help="Submit, list, follow, pause, cancel, resume and delete the jobs of a running service.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("jobs", "Submit, list, follow, pause, cancel, resume and delete the jobs of a running service.")
 
 
 def _checked_id(value: str) -> str:
@@ -42,55 +42,50 @@ HEADS = ("id", "state", "progress", "created", "model", "waits")
 
 @app.command()
 def submit(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
-    ],
+    file: JobFile,
     key: Annotated[
         str | None, typer.Option(help="Names the submission: sent again, it is the same job.")
     ] = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, help="Of the job.")] = 0,
     follow: Annotated[bool, typer.Option("--watch", help="Follow the job as 'watch' does.")] = False,
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job. Paths in it are the service's; a model './...' is beside the file."""
     from service.cli.job_file import read_job_file
 
     request = read_job_file(file)
-    with Quarry(server) as quarry:
-        job = quarry.submit(request, key=key, priority=priority)
+    job = quarry.submit(request, key=key, priority=priority)
     _show([job], as_json)
     if follow:
-        watch(job.id, server, as_json)
+        watch(job.id, quarry, as_json)
 
 
 @app.command("list")
 def list_jobs(
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many, the newest.")] = 50,
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    with Quarry(server) as quarry:
-        _show(list(islice(quarry.jobs(state=state), limit)), as_json)
+    _show(islice(quarry.jobs(state=state), limit), as_json)
 
 
 @app.command()
 def show(
     job_id: JobIdArgument,
-    server: Server = DEFAULT_SERVER,
     request: Annotated[
         bool, typer.Option("--request", help="Print the job's request, as JSON, instead.")
     ] = False,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Print how a job stands."""
-    with Quarry(server) as quarry:
-        if request:
-            print(quarry.request(job_id).model_dump_json(indent=2, ensure_ascii=True))
-            return
-        job = quarry.job(job_id)
+    if request:
+        show_document(quarry.request(job_id), as_json)
+        return
+    job = quarry.job(job_id)
     if as_json:
         show_json(job)
         return
@@ -100,22 +95,19 @@ def show(
 
 
 @app.command()
-def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def watch(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Follow a job until it has ended or is blocked; with --json a line for each change."""
     from service.cli.progress_bar import progress_display
 
     last = None
-    with Quarry(server) as quarry:
-        if as_json:
-            for job in quarry.follow(job_id):
-                if job != last:
-                    show_json(job)
-                    sys.stdout.flush()
-                last = job
-        else:
-            with progress_display(sys.stderr) as display:
-                for job in quarry.follow(job_id):
-                    display.show(job)
+    with nullcontext() if as_json else progress_display(sys.stderr) as display:
+        for job in quarry.follow(job_id):
+            if display is not None:
+                display.show(job)
+            elif job != last:
+                show_json(job)
+                sys.stdout.flush()
+            last = job
     if job.problem is not None and not as_json:
         complain(job.problem)
     if job.state is JobState.BLOCKED:
@@ -125,36 +117,32 @@ def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJso
 
 
 @app.command()
-def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def cancel(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Stop a job; what it has committed is kept."""
-    with Quarry(server) as quarry:
-        _show([quarry.cancel(job_id)], as_json)
+    _show([quarry.cancel(job_id)], as_json)
 
 
 @app.command()
-def pause(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def pause(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Pause a job until it is resumed; what it has committed is kept."""
-    with Quarry(server) as quarry:
-        _show([quarry.pause(job_id)], as_json)
+    _show([quarry.pause(job_id)], as_json)
 
 
 @app.command()
-def resume(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def resume(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Queue a paused, blocked, failed or cancelled job again."""
-    with Quarry(server) as quarry:
-        _show([quarry.resume(job_id)], as_json)
+    _show([quarry.resume(job_id)], as_json)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # as -5 would be
 def priority(
     job_id: JobIdArgument,
     value: Annotated[int, typer.Argument(min=-100, max=100, metavar="PRIORITY")],
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Set a job's priority: jobs of a higher one are worked on first."""
-    with Quarry(server) as quarry:
-        _show([quarry.set_priority(job_id, value)], as_json)
+    _show([quarry.set_priority(job_id, value)], as_json)
 
 
 @app.command()
@@ -163,64 +151,56 @@ def delete(
     dataset: Annotated[
         bool, typer.Option("--dataset", help="Delete its dataset from the service's data folder, too.")
     ] = False,
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Delete a job that has ended; what it pushed to the Hub stays there."""
-    with Quarry(server) as quarry:
-        quarry.delete(job_id, dataset=dataset)
+    quarry.delete(job_id, dataset=dataset)
     say(json.dumps({"deleted": job_id}) if as_json else job_id)
 
 
 @app.command()
-def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def rejects(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Print the samples that are not in the dataset, and why."""
-    with Quarry(server) as quarry:
-        every = quarry.rejects(job_id)
-        if as_json:
-            show_json(*every)
-        else:
-            rows = ((one.position, one.source_id or "-", one.reason, one.detail) for one in every)
-            show_table(("row", "id", "reason", "detail"), rows)
+    show_list(
+        quarry.rejects(job_id),
+        as_json,
+        ("row", "id", "reason", "detail"),
+        lambda reject: (reject.position, reject.source_id or "-", reject.reason, reject.detail),
+    )
 
 
 @app.command()
-def files(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def files(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Print the shards of a job and where each is; with --json their units, with digests."""
-    with Quarry(server) as quarry:
-        repository, every = quarry.job(job_id).repository, quarry.units(job_id)
-        if as_json:
-            show_json(*every)
-            return
-        rows = []
-        for unit in every:
-            places = {"data folder": unit.in_folder, repository: unit.in_repository}
-            held = ", ".join(str(place) for place, holds in places.items() if holds) or "gone"
-            rows += [(shard.path, decimal(shard.bytes), held) for shard in unit.shards]
+    repository, every = quarry.job(job_id).repository, quarry.units(job_id)
+    if as_json:
+        show_json(*every)
+        return
+    rows = []
+    for unit in every:
+        places = {"data folder": unit.in_folder, repository: unit.in_repository}
+        held = ", ".join(str(place) for place, holds in places.items() if holds) or "gone"
+        rows += [(shard.path, decimal(shard.bytes), held) for shard in unit.shards]
     show_table(("path", "size", "in"), rows)
 
 
 @app.command()
-def redeliver(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def redeliver(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Report a job's last end to its webhook once more."""
-    with Quarry(server) as quarry:
-        _show([quarry.redeliver(job_id)], as_json)
+    _show([quarry.redeliver(job_id)], as_json)
 
 
 @app.command("webhook-secret")
-def webhook_secret(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def webhook_secret(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Print what the webhooks of this key's jobs are signed with."""
-    with Quarry(server) as quarry:
-        answer = quarry.webhook_secret()
+    answer = quarry.webhook_secret()
     say(answer.model_dump_json() if as_json else answer.secret)
 
 
-def _show(jobs: list[JobSummary], as_json: bool) -> None:
+def _show(jobs: Iterable[JobSummary], as_json: bool) -> None:
     """Print jobs, a line each."""
-    if as_json:
-        show_json(*jobs)
-    else:
-        show_table(HEADS, map(fields, jobs))
+    show_list(jobs, as_json, HEADS, fields)
 
 
 def fields(job: JobSummary) -> tuple[str, ...]:

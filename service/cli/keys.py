@@ -7,16 +7,11 @@ from typing import Annotated
 import typer
 
 from schemas.keys import KeyView, NewKey, Scope
-from service.cli.console import show_json, show_table
-from service.cli.server import DEFAULT_SERVER, AsJson, Server
-from service.client import Quarry
+from service.cli.console import group, show_list
+from service.cli.server import SERVER, AsJson, Quarry
 from service.control.request_body import parse_body
 
-app = typer.Typer(
-    help="Make, list and revoke the API keys of a running service, as its admin.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("keys", "Make, list and revoke the API keys of a running service, as its admin.")
 
 
 @app.command()
@@ -35,7 +30,7 @@ def add(
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes of the shards of its jobs.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
     days: Annotated[float | None, typer.Option(min=0, max=36_500, help="Days until it expires.")] = None,
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it. It is not shown again."""
@@ -52,38 +47,29 @@ def add(
         "expires_at": None if days is None else datetime.now(UTC) + timedelta(days=days),
     }
     new = parse_body(NewKey, document)
-    with Quarry(server) as quarry:
-        issued = quarry.add_key(new)
-    if as_json:
-        show_json(issued)
-    else:
-        print(issued.key)
+    issued = quarry.add_key(new)
+    print(issued.model_dump_json() if as_json else issued.key)
 
 
 @app.command("list")
-def list_keys(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def list_keys(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """List keys, oldest first; revoked and expired ones too."""
-    with Quarry(server) as quarry:
-        _show(quarry.keys().keys, as_json)
+    _show(quarry.keys().keys, as_json)
 
 
 @app.command()
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As 'list' prints it.")],
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key; its owner's jobs go on."""
-    with Quarry(server) as quarry:
-        _show([quarry.revoke_key(key_id)], as_json)
+    _show([quarry.revoke_key(key_id)], as_json)
 
 
 def _show(keys: Sequence[KeyView], as_json: bool) -> None:
     """Print keys, a line each."""
-    if as_json:
-        show_json(*keys)
-    else:
-        show_table(("id", "name", "state", "scopes"), map(_fields, keys))
+    show_list(keys, as_json, ("id", "name", "state", "scopes"), _fields)
 
 
 def _fields(key: KeyView) -> tuple[str, ...]:

@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import EXIT_NOT_COMPLETE, say
+from service.cli.console import EXIT_NOT_COMPLETE, group, say
 from service.cli.processes import DataDir
-from service.errors import OptionRefused
+from service.cli.server import AsJson
 from service.logs import log_to_stderr
 from service.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from service.ray_pool import RayPool, WorkerStatus
 
-app = typer.Typer(
-    help="Workers on the nodes of a Ray cluster, on one PostgreSQL: they run jobs that are pushed.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("ray", "Workers on the nodes of a Ray cluster, on one PostgreSQL: they run jobs that are pushed.")
 
 Scratch = Annotated[
     Path | None,
@@ -33,11 +29,8 @@ Address = Annotated[str, typer.Option(help="The cluster's address; 'auto' finds 
 
 @contextmanager
 def _pool(settings: Settings, address: str, scratch: Path | None = None) -> Iterator["RayPool"]:
-    try:
-        from service.ray_pool import SCRATCH, ray_pool
-    except ModuleNotFoundError as error:
-        detail = f"{error.name} is not installed"
-        raise OptionRefused(detail, cure="pip install 'eagle-quarry[ray]' here and on every node") from error
+    from service.ray_pool import SCRATCH, ray_pool
+
     log_to_stderr(settings.log_format)
     # Ray prints news of its nodes to stdout, between our own lines.
     with redirect_stdout(sys.stderr), ray_pool(settings, address, scratch or SCRATCH) as pool:
@@ -73,7 +66,7 @@ def up(
 def status(
     address: Address = "auto",
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the pool's workers. The exit code is 3 if not every one is running."""
     with _pool(load_settings(data_dir=data_dir), address) as pool:

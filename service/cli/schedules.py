@@ -1,27 +1,26 @@
 """`quarry schedules`: jobs that a running service makes again and again."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleView
-from service.cli.console import EXIT_NOT_COMPLETE, say, show_facts, show_json, show_table
-from service.cli.job_file import read_document
-from service.cli.server import DEFAULT_SERVER, AsJson, Server
-from service.client import Quarry
-from service.control.request_body import parse_body, parse_json
+from schemas.source import Sample
+from service.cli.console import EXIT_NOT_COMPLETE, group, say, show_document, show_facts, show_json, show_list
+from service.cli.job_file import json_in, read_document
+from service.cli.server import SERVER, AsJson, Quarry
+from service.control.request_body import parse_body
+from service.errors import RequestError
 
-app = typer.Typer(
-    help="Make, list, pause, run and delete the schedules of a running service.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group("schedules", "Make, list, pause, run and delete the schedules of a running service.")
 
-POSTED_AT_ONCE = 1000
+POSTED_AT_ONCE, POSTED_BYTES = 1000, 2**20
+"""Most samples of one post, and bytes after which no more are added: a service takes a body of 8 MiB."""
+MAX_LINE_BYTES = 2**26
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -35,27 +34,24 @@ def add(
     preview: Annotated[
         bool, typer.Option("--preview", help="Check it and print its next slots, but keep nothing.")
     ] = False,
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Make a schedule: its name, cron row, time zone and rules, and the request of its jobs."""
     new = parse_body(NewSchedule, read_document(file))
-    with Quarry(server) as quarry:
-        _print(quarry.add_schedule(new, preview=preview), as_json)
+    _print(quarry.add_schedule(new, preview=preview), as_json)
 
 
 @app.command("list")
-def list_schedules(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def list_schedules(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """List schedules by name."""
-    with Quarry(server) as quarry:
-        _show(list(quarry.schedules()), as_json)
+    _show(quarry.schedules(), as_json)
 
 
 @app.command()
-def check(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def check(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Print the schedules that are failing; the exit code is 3 if there are any."""
-    with Quarry(server) as quarry:
-        failing = [schedule for schedule in quarry.schedules() if schedule.failing]
+    failing = [schedule for schedule in quarry.schedules() if schedule.failing]
     if failing:
         _show(failing, as_json)
         raise typer.Exit(EXIT_NOT_COMPLETE)
@@ -64,45 +60,38 @@ def check(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
 @app.command()
 def show(
     name: Name,
-    server: Server = DEFAULT_SERVER,
     request: Annotated[
         bool, typer.Option("--request", help="Print the request of its jobs instead.")
     ] = False,
+    quarry: Quarry = SERVER,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print a schedule, its next five slots, and what became of the last ones."""
-    with Quarry(server) as quarry:
-        if request:
-            print(quarry.schedule_request(name).model_dump_json(indent=2, ensure_ascii=True))
-            return
-        schedule = quarry.schedule(name)
-        runs = list(islice(quarry.runs(name), 10))
+    if request:
+        show_document(quarry.schedule_request(name), as_json)
+        return
+    schedule = quarry.schedule(name)
+    runs = list(islice(quarry.runs(name), 10))
     _print(schedule, as_json, runs)
 
 
 @app.command()
-def pause(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def pause(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Make no jobs until the schedule is resumed; slots during the pause are skipped."""
-    with Quarry(server) as quarry:
-        _show([quarry.change_schedule(name, ScheduleChange(paused=True))], as_json)
+    _show([quarry.change_schedule(name, ScheduleChange(paused=True))], as_json)
 
 
 @app.command()
-def resume(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def resume(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Make jobs again, from the next slot on."""
-    with Quarry(server) as quarry:
-        _show([quarry.change_schedule(name, ScheduleChange(paused=False))], as_json)
+    _show([quarry.change_schedule(name, ScheduleChange(paused=False))], as_json)
 
 
 @app.command()
-def run(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def run(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Make a job now, in addition to those of the slots."""
-    with Quarry(server) as quarry:
-        made = quarry.run_schedule(name)
-    if as_json:
-        show_json(made)
-    else:
-        say(_run_line(made))
+    made = quarry.run_schedule(name)
+    say(made.model_dump_json(ensure_ascii=True) if as_json else _run_line(made))
 
 
 @app.command()
@@ -112,33 +101,48 @@ def post(
         Path,
         typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Samples as JSON, one a line."),
     ],
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Post samples for the next job of a schedule whose source is of kind `posted`; safe to repeat."""
-    with Quarry(server) as quarry, file.open("rb") as lines:
-        posted = 0
-        samples = (cast(Mapping[str, Any], parse_json(line)) for line in lines if line.strip())
-        while batch := list(islice(samples, POSTED_AT_ONCE)):
-            posted += quarry.post_samples(name, batch).samples
+    posted = sum(quarry.post_samples(name, batch).samples for batch in _batches(file))
     said = f"{posted} samples wait for the next job of {name}"
     say(json.dumps({"samples": posted}) if as_json else said)
 
 
 @app.command()
-def delete(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def delete(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Delete a schedule; its jobs stay."""
-    with Quarry(server) as quarry:
-        quarry.delete_schedule(name)
+    quarry.delete_schedule(name)
     say(json.dumps({"deleted": name}) if as_json else name)
 
 
-def _show(schedules: list[ScheduleView], as_json: bool) -> None:
+def _batches(file: Path) -> Iterator[list[Sample]]:
+    """Yield the samples of a file, as many as can be posted at once. Raises RequestError with the line."""
+    batch: list[Sample] = []
+    num_bytes = 0
+    with file.open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), 1):
+            if not line.strip():
+                continue
+            place = f"{file}, line {number}"
+            document = json_in(line, place)
+            try:
+                batch.append(parse_body(Sample, document))
+            except RequestError as error:
+                detail = f"{place}: {error.detail}"
+                raise RequestError(detail, field=error.field, cure=error.cure) from error
+            num_bytes += len(line)
+            if len(batch) == POSTED_AT_ONCE or num_bytes >= POSTED_BYTES:
+                yield batch
+                batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _show(schedules: Iterable[ScheduleView], as_json: bool) -> None:
     """Print schedules, a line each."""
-    if as_json:
-        show_json(*schedules)
-    else:
-        show_table(("name", "state", "cron", "next", "last"), map(_fields, schedules))
+    show_list(schedules, as_json, ("name", "state", "cron", "next", "last"), _fields)
 
 
 def _fields(schedule: ScheduleView) -> tuple[str, ...]:

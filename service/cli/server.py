@@ -1,12 +1,27 @@
 """Options of every command that talks to a running service."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from service.client import Quarry
 from service.client.clients import DEFAULT_SERVER
 
-Server = Annotated[str, typer.Option(envvar="QUARRY_SERVER", help="Base URL of the service.")]
+
+def _connected(context: typer.Context, server: str) -> Quarry:
+    return context.with_resource(Quarry(server))
+
+
+SERVER: Any = typer.Option(
+    DEFAULT_SERVER,
+    "--server",
+    metavar="<str>",
+    parser=str,
+    callback=_connected,
+    envvar="QUARRY_SERVER",
+    help="Base URL of the service.",
+)
+"""The option of a parameter `quarry: Quarry`."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
-__all__ = ["DEFAULT_SERVER", "AsJson", "Server"]
+__all__ = ["SERVER", "AsJson", "Quarry"]

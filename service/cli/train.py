@@ -4,14 +4,12 @@ from typing import Annotated
 
 import typer
 
-from service.errors import OptionRefused
+from service.cli.console import group
+from service.cli.datasets import DatasetArgument, JobsOption, Revision
 
-app = typer.Typer(
-    help="Train on a finished dataset by a trainer's own command, without a second copy of the states.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = group(
+    "train", "Train on a finished dataset by a trainer's own command, without a second copy of the states."
 )
-_TRAINER = frozenset({"hs_connectors", "speculators"})
 
 
 @app.command(
@@ -23,15 +21,9 @@ _TRAINER = frozenset({"hs_connectors", "speculators"})
 )
 def speculators(
     context: typer.Context,
-    dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME.")
-    ],
-    job: Annotated[
-        list[str] | None, typer.Option("--job", metavar="ID", help="A job of the dataset; all if left out.")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")
-    ] = None,
+    dataset: DatasetArgument,
+    job: JobsOption = None,
+    revision: Revision = None,
     live: Annotated[
         str | None,
         typer.Option(
@@ -52,12 +44,6 @@ def speculators(
 
     On several GPUs: torchrun --nproc-per-node N --no-python quarry train speculators DATASET ...
     """
-    try:
-        from service.trainers.speculators import train
-    except ModuleNotFoundError as error:
-        if error.name not in _TRAINER:
-            raise
-        detail = f"speculators 0.9 is not installed here: there is no {error.name}"
-        cure = "pip install 'eagle-quarry[speculators]'"
-        raise OptionRefused(detail, field="trainer", cure=cure) from error
+    from service.trainers.speculators import train
+
     train(dataset, context.args, job or (), revision, live, consumer)

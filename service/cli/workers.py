@@ -6,22 +6,18 @@ import typer
 from rich.filesize import decimal
 
 from schemas.worker import HostView, WorkerView
-from service.cli.console import say, show_json, show_table
-from service.cli.server import DEFAULT_SERVER, AsJson, Server
-from service.client import Quarry
+from service.cli.console import group, say, show_json, show_table
+from service.cli.server import SERVER, AsJson, Quarry
 
-app = typer.Typer(
-    help="List the workers of a running service by their hosts, and give up a host that is lost.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = group(
+    "workers", "List the workers of a running service by their hosts, and give up a host that is lost."
 )
 
 
 @app.command("list")
-def list_workers(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+def list_workers(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """List hosts and their workers; the data folder's host comes first."""
-    with Quarry(server) as quarry:
-        hosts = quarry.workers().hosts
+    hosts = quarry.workers().hosts
     if as_json:
         show_json(*hosts)
     else:
@@ -32,12 +28,11 @@ def list_workers(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> No
 @app.command()
 def forget(
     host_id: Annotated[str, typer.Argument(metavar="HOST", help="Its id, as 'list' prints it.")],
-    server: Server = DEFAULT_SERVER,
+    quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Give up what a host had captured and not stored: it is captured again elsewhere."""
-    with Quarry(server) as quarry:
-        forgotten = quarry.forget_host(host_id)
+    forgotten = quarry.forget_host(host_id)
     said = f"{forgotten.units} units are captured again"
     say(forgotten.model_dump_json() if as_json else said)
 

@@ -4,18 +4,18 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, BinaryIO, Self, TypeVar
 
 import httpx2
 from pydantic import ValidationError
 
 from schemas.job import RESTING_JOB_STATES, JobSummary
-from service.client import calls
-from service.client.calls import Call, Pages
-from service.client.problem import ProblemReceived, bad_key, refused, unreachable, unreadable
+from service.client.problem import ProblemReceived, refused, unreachable, unreadable
+from service.client.routes import TIMEOUT_S, Call, FilePart, Pages, Routes
+from service.errors import KeyRefused, OptionRefused
 
 DEFAULT_SERVER = "http://127.0.0.1:8642"
 KEPT_S = 3.0
@@ -24,66 +24,11 @@ POLL_S = 1.0
 MAX_UNANSWERED = 5
 PIECE_BYTES = 2**24
 
-P = ParamSpec("P")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
 
-class _Route(Generic[P, Answer]):
-    """A method of both clients that sends one call: it returns the answer, or an awaitable of it."""
-
-    def __init__(self, call: Callable[P, Call[Answer]]) -> None:
-        self._call, self.__doc__ = call, call.__doc__
-
-    @overload
-    def __get__(self, client: "Quarry", owner: type) -> Callable[P, Answer]: ...
-    @overload
-    def __get__(self, client: "AsyncQuarry", owner: type) -> Callable[P, Awaitable[Answer]]: ...
-    @overload
-    def __get__(self, client: None, owner: type) -> Self: ...
-    def __get__(self, client: "Quarry | AsyncQuarry | None", owner: type) -> Any:
-        return self if client is None else lambda *a, **k: client.send(self._call(*a, **k))
-
-
-class _List(Generic[P, Item]):
-    """A method of both clients that asks for page after page: it returns an iterator, or one that awaits."""
-
-    def __init__(self, pages: Callable[P, Pages[Item]]) -> None:
-        self._pages, self.__doc__ = pages, pages.__doc__
-
-    @overload
-    def __get__(self, client: "Quarry", owner: type) -> Callable[P, Iterator[Item]]: ...
-    @overload
-    def __get__(self, client: "AsyncQuarry", owner: type) -> Callable[P, AsyncIterator[Item]]: ...
-    @overload
-    def __get__(self, client: None, owner: type) -> Self: ...
-    def __get__(self, client: "Quarry | AsyncQuarry | None", owner: type) -> Any:
-        return self if client is None else lambda *a, **k: client.items(self._pages(*a, **k))
-
-
-class _Routes:
-    """What both clients can do. Every method may raise ProblemReceived; `calls` says what each takes."""
-
-    submit, estimate = _Route(calls.submit), _Route(calls.estimate)
-    jobs, job, request = _List(calls.jobs), _Route(calls.job), _Route(calls.request)
-    cancel, pause, resume = _Route(calls.cancel), _Route(calls.pause), _Route(calls.resume)
-    set_priority, delete = _Route(calls.set_priority), _Route(calls.delete)
-    rejects, units, unit_page = _List(calls.rejects), _List(calls.units), _Route(calls.unit_page)
-    manifest, file = _Route(calls.manifest), _Route(calls.file)
-    consumers, acknowledge = _Route(calls.consumers), _Route(calls.acknowledge)
-    remove_consumer = _Route(calls.remove_consumer)
-    redeliver, webhook_secret = _Route(calls.redeliver), _Route(calls.webhook_secret)
-    schedules, schedule = _List(calls.schedules), _Route(calls.schedule)
-    schedule_request, add_schedule = _Route(calls.schedule_request), _Route(calls.add_schedule)
-    change_schedule, delete_schedule = _Route(calls.change_schedule), _Route(calls.delete_schedule)
-    run_schedule, runs = _Route(calls.run_schedule), _List(calls.runs)
-    post_samples = _Route(calls.post_samples)
-    workers, forget_host = _Route(calls.workers), _Route(calls.forget_host)
-    keys, add_key, revoke_key = _Route(calls.keys), _Route(calls.add_key), _Route(calls.revoke_key)
-    health, readiness = _Route(calls.health), _Route(calls.readiness)
-
-
-class Quarry(_Routes):
+class Quarry(Routes):
     """One service, for code that blocks. May be used by several threads at once."""
 
     def __init__(self, server: str | None = None, key: str | None = None) -> None:
@@ -107,10 +52,10 @@ class Quarry(_Routes):
         self._http.close()
 
     def send(self, call: Call[Answer]) -> Answer:
-        """Send one of `service.client.calls` and return its answer. Raises ProblemReceived."""
+        """Send one call and return its answer. Raises ProblemReceived."""
         try:
-            response = self._http.request(call.method, call.path, **_sent(call))
-        except (httpx2.RequestError, httpx2.InvalidURL) as error:
+            response = self._http.request(call.method, call.path, **call.options)
+        except (httpx2.RequestError, httpx2.InvalidURL, UnicodeError) as error:
             raise unreachable(str(self._http.base_url), error) from error
         return _read(call, response)
 
@@ -118,7 +63,7 @@ class Quarry(_Routes):
         """Yield every item of all pages. Raises ProblemReceived."""
         call: Call[Any] | None = pages.first
         while call is not None:
-            items, call = _turned(pages, call, self.send(call))
+            items, call = pages.turned(call, self.send(call))
             yield from items
 
     def follow(self, job_id: str) -> Iterator[JobSummary]:
@@ -144,14 +89,13 @@ class Quarry(_Routes):
         Raises ProblemReceived, OSError.
         """
         with _replaced(to) as file:
-            while (part := self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)).content:
-                file.write(part.content)
-                if file.tell() >= part.num_bytes:
-                    return
-            raise OSError(f"{path} ends at byte {file.tell()}, expected {part.num_bytes}")
+            more = True
+            while more:
+                part = self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)
+                more = _appended(file, part)
 
 
-class AsyncQuarry(_Routes):
+class AsyncQuarry(Routes):
     """One service, for code that awaits, with the methods of `Quarry`."""
 
     def __init__(self, server: str | None = None, key: str | None = None) -> None:
@@ -169,10 +113,10 @@ class AsyncQuarry(_Routes):
         await self._http.aclose()
 
     async def send(self, call: Call[Answer]) -> Answer:
-        """Send one of `service.client.calls` and return its answer. Raises ProblemReceived."""
+        """Send one call and return its answer. Raises ProblemReceived."""
         try:
-            response = await self._http.request(call.method, call.path, **_sent(call))
-        except (httpx2.RequestError, httpx2.InvalidURL) as error:
+            response = await self._http.request(call.method, call.path, **call.options)
+        except (httpx2.RequestError, httpx2.InvalidURL, UnicodeError) as error:
             raise unreachable(str(self._http.base_url), error) from error
         return _read(call, response)
 
@@ -180,7 +124,7 @@ class AsyncQuarry(_Routes):
         """Yield every item of all pages. Raises ProblemReceived."""
         call: Call[Any] | None = pages.first
         while call is not None:
-            items, call = _turned(pages, call, await self.send(call))
+            items, call = pages.turned(call, await self.send(call))
             for item in items:
                 yield item
 
@@ -201,11 +145,10 @@ class AsyncQuarry(_Routes):
     async def download(self, job_id: str, path: str, to: Path) -> None:
         """Write a file of the dataset to `to`, as `Quarry.download` does."""
         with _replaced(to) as file:
-            while (part := await self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)).content:
-                await asyncio.to_thread(file.write, part.content)
-                if file.tell() >= part.num_bytes:
-                    return
-            raise OSError(f"{path} ends at byte {file.tell()}, expected {part.num_bytes}")
+            more = True
+            while more:
+                part = await self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)
+                more = await asyncio.to_thread(_appended, file, part)
 
 
 class _Patience:
@@ -225,25 +168,33 @@ class _Patience:
         return job.state in RESTING_JOB_STATES
 
 
+def _base_url(server: str | None) -> httpx2.URL:
+    """Return where the service is. Raises ProblemReceived."""
+    server = server or os.environ.get("QUARRY_SERVER") or DEFAULT_SERVER
+    with suppress(httpx2.InvalidURL):
+        url = httpx2.URL(server)
+        if url.scheme in ("http", "https") and url.host:
+            return url
+    cure = f"give one such as {DEFAULT_SERVER}"
+    refused = OptionRefused(f"{server!r} is not the URL of a service", field="--server", cure=cure)
+    raise ProblemReceived(refused.problem())
+
+
 def _options(server: str | None, key: str | None) -> dict[str, Any]:
     """Return what an HTTP client is made with. Raises OSError."""
-    server = server or os.environ.get("QUARRY_SERVER") or DEFAULT_SERVER
     file = os.environ.get("QUARRY_KEY_FILE") if key is None else None
     key = os.environ.get("QUARRY_KEY", "") if key is None else key
     if file:
-        key = Path(file).read_text()
+        key = Path(file).read_text(errors="replace")
     key = key.strip()
     if re.fullmatch(r"[!-~]*", key) is None:
-        raise bad_key()
+        detail = "the API key is not one word of printable ASCII characters, so it is not sent"
+        cure = "give the key alone, in QUARRY_KEY or the file of QUARRY_KEY_FILE"
+        raise ProblemReceived(KeyRefused(detail, cure=cure).problem())
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx2.Limits(keepalive_expiry=KEPT_S)
-    return {"base_url": server, "headers": headers, "limits": limits, "trust_env": False}
-
-
-def _sent(call: Call[Any]) -> dict[str, Any]:
-    """Return a call's options as httpx2 takes them."""
-    query = {name: value for name, value in call.query.items() if value is not None}
-    return {"params": query, "json": call.body, "headers": call.headers, "timeout": call.timeout_s}
+    options = {"headers": headers, "limits": limits, "timeout": TIMEOUT_S, "trust_env": False}
+    return {"base_url": _base_url(server), **options}
 
 
 def _read(call: Call[Answer], response: httpx2.Response) -> Answer:
@@ -256,6 +207,15 @@ def _read(call: Call[Answer], response: httpx2.Response) -> Answer:
         raise unreadable(response, error) from error
 
 
+def _appended(file: BinaryIO, part: FilePart) -> bool:
+    """Write a part to the end of `file`, and say whether more follows. Raises OSError."""
+    file.write(part.content)
+    missing = part.num_bytes - file.tell()
+    if missing and not part.content:
+        raise OSError(f"the file that is read ends {missing} bytes before its length")
+    return missing > 0
+
+
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file beside `path`, which takes its place if the block ends well."""
@@ -266,12 +226,3 @@ def _replaced(path: Path) -> Iterator[BinaryIO]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _turned(pages: Pages[Item], call: Call[Any], page: Any) -> tuple[Any, Call[Any] | None]:  # noqa: ANN401 - a page of any kind
-    """Return a page's items, and the call of the next one."""
-    items, following = pages.of_page(page)
-    if following is None or following == call.query.get(pages.option):
-        return items, None
-    first = pages.first
-    return items, Call(first.method, first.path, first.read, {**first.query, pages.option: following})

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +13,14 @@ import pyarrow as pa
 from schemas.dataset.files import RangeFile
 from schemas.dataset.memory import Bytes
 from schemas.job import JobSummary, UnitPage
-from service.client import ProblemReceived, Quarry, calls
-from service.client.calls import Call
+from service.client import ProblemReceived, Quarry
 from service.reader.errors import ReaderError
 
 LOOK_S = 1.0
 """Between two questions to a service that does not answer, or for something that is not there yet."""
 BUFFER_BYTES = 2**18
 
+P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
 
@@ -52,11 +52,11 @@ class ServedJob:
 
         Raises ReaderError as the two below: the job is not there, the key is refused, no answer in time.
         """
-        return self._ask(calls.unit_page(self._id, after=after, limit=1, wait_s=wait_s))
+        return self._ask(self._quarry.unit_page, self._id, after=after, limit=1, wait_s=wait_s)
 
     def summary(self) -> JobSummary:
         """Return the job as it stands. Raises ReaderError."""
-        return self._ask(calls.job(self._id))
+        return self._ask(self._quarry.job, self._id)
 
     def problem(self) -> str:
         """Return why the job does not go on; empty if it does not say."""
@@ -65,19 +65,19 @@ class ServedJob:
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
         """Return a range of a file, shorter where it ends, and the file's length. Raises NotServed too."""
-        part = self._ask(calls.file(self._id, path, offset=offset, num_bytes=num_bytes))
+        part = self._ask(self._quarry.file, self._id, path, offset=offset, num_bytes=num_bytes)
         return part.content, part.num_bytes
 
     def acknowledge(self, consumer: str, after: int, expires_s: int | None) -> None:
         """Say that a consumer has all units up to the place `after`. Raises ReaderError."""
-        self._ask(calls.acknowledge(self._id, consumer, after, expires_s=expires_s))
+        self._ask(self._quarry.acknowledge, self._id, consumer, after, expires_s=expires_s)
 
-    def _ask(self, call: Call[Answer]) -> Answer:
+    def _ask(self, method: Callable[P, Answer], *arguments: P.args, **options: P.kwargs) -> Answer:
         """Return the answer. Raises ReaderError."""
         asked_s = time.monotonic()
         while True:
             try:
-                return self._quarry.send(call)
+                return method(*arguments, **options)
             except ProblemReceived as error:
                 problem, waited_s = error.problem, time.monotonic() - asked_s
                 passes = problem.status >= 500 or problem.status == 429

@@ -122,7 +122,7 @@ class JobRow:
     priority: int
     owner: str | None
     model: str
-    source_kind: SourceKind
+    source_kind: str
     request_sha256: str
     progress: Progress
     problem: Problem | None
@@ -136,9 +136,12 @@ class JobRow:
 
     def view(self) -> JobSummary:
         """Return what the API says of this job."""
-        identity_sha256 = self.identity.sha256() if self.identity else None
-        same = {name: getattr(self, name) for name in JobSummary.model_fields if name != "identity_sha256"}
-        return JobSummary(identity_sha256=identity_sha256, **same)
+        made: dict[str, Any] = {
+            "identity_sha256": self.identity.sha256() if self.identity else None,
+            "source_kind": SourceKind(self.source_kind),
+        }
+        same = {name: getattr(self, name) for name in JobSummary.model_fields if name not in made}
+        return JobSummary(**made, **same)
 
 
 class LoneDeaths(Wire):

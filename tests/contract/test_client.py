@@ -3,23 +3,26 @@
 import asyncio
 import inspect
 import json
+import pydoc
 import re
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from schemas.job import JobState
 from schemas.request import ExtractRequest
 from schemas.schedule import ScheduleChange
 from service.api.app import create_app
-from service.client import AsyncQuarry, ProblemReceived, Quarry, calls, clients
-from service.client.calls import Call, Pages
+from service.client import AsyncQuarry, ProblemReceived, Quarry, clients
+from service.client.clients import DEFAULT_SERVER
+from service.client.problem import UNREACHABLE
+from service.client.routes import Call, Pages, Routes
 from service.store import Store
 from tests.support.api import (
+    answering,
     api_settings,
     complete,
     job_body,
@@ -31,33 +34,46 @@ from tests.support.api import (
 
 NOT_CALLED = {("get", "/jobs/{job_id}/events"), ("get", "/metrics")}
 """For browsers and for Prometheus."""
-ROUTES = {
-    name: function
-    for name, function in inspect.getmembers(calls, inspect.isfunction)
-    if function.__module__ == calls.__name__ and not name.startswith("_")
-}
+METHODS = dict(inspect.getmembers(Routes, inspect.isfunction))
 Ask = Callable[..., Any]
 
 
-def sent(function: Callable[..., Call[Any] | Pages[Any]]) -> Call[Any]:
-    """Return a call with some argument in every place."""
+class Recorder(Routes):
+    """A client that returns what it would send."""
+
+    def close(self) -> None:
+        """Mark this client as one that blocks."""
+
+    def send(self, call: Call[Any]) -> Call[Any]:
+        return call
+
+    def items(self, pages: Pages[Any]) -> Call[Any]:
+        return pages.first
+
+
+def sent(name: str) -> Call[Any]:
+    """Return the call of a method with some argument in every place."""
     made: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    for parameter in list(inspect.signature(METHODS[name]).parameters.values())[1:]:
         if parameter.default is inspect.Parameter.empty:
             text = str(parameter.annotation)
-            made[name] = "x" if parameter.annotation is str else 1 if "int" in text else {}
-    call = function(**made)
-    return call.first if isinstance(call, Pages) else call
+            made[parameter.name] = "x" if parameter.annotation is str else 1 if "int" in text else {}
+    return getattr(Recorder(), name)(**made)
 
 
 def test_every_route_has_a_method_of_both_clients(tmp_path: Path):
     paths = create_app(api_settings(tmp_path)).openapi()["paths"]
     routes = {(method, path) for path, methods in paths.items() for method in methods}
     shapes = {(method, re.sub(r"{.*?}", "x", path)): (method, path) for method, path in routes}
-    called = {shapes[call.method.lower(), call.path] for call in map(sent, ROUTES.values())}
+    called = {shapes[call.method.lower(), call.path] for call in map(sent, METHODS)}
     assert routes - called == NOT_CALLED
-    for client in (Quarry, AsyncQuarry):
-        assert all(getattr(client, name).__doc__ == function.__doc__ for name, function in ROUTES.items())
+    assert issubclass(Quarry, Routes) and issubclass(AsyncQuarry, Routes)
+
+
+def test_a_method_is_documented_where_it_is_asked_for():
+    text = pydoc.plain(pydoc.render_doc(AsyncQuarry(DEFAULT_SERVER).set_priority))
+    assert "set_priority(job_id: str, priority: int)" in text
+    assert "jobs of a higher one are worked on first" in text
 
 
 @pytest.fixture(scope="module")
@@ -137,23 +153,30 @@ def test_a_file_is_downloaded_in_pieces(
     job = ask("submit", job_body(service[2]))
     folder = Path(str(ask("unit_page", job.id).folder))
     folder.mkdir(parents=True)
-    (folder / "a").write_bytes(bytes(range(100)))
-    ask("download", job.id, "a", tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == bytes(range(100))
+    for length in (33, 100):
+        (folder / "a").write_bytes(bytes(range(length)))
+        ask("download", job.id, "a", tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == bytes(range(length))
     with pytest.raises(ProblemReceived):
         ask("download", job.id, "missing", tmp_path / "copy")
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [bytes(range(100))]
-    with pytest.raises(ValueError, match="names"):
-        ask("download", job.id, "../../secret", tmp_path / "copy")
+    for path in ("../../secret", "", "data//a"):
+        with pytest.raises(ProblemReceived, match="names nothing"):
+            ask("download", job.id, path, tmp_path / "copy")
 
 
-def test_a_key_that_could_not_be_sent_is_not_quoted():
+def test_a_key_that_could_not_be_sent_is_not_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with Quarry(key=" qk_word\n") as quarry:
         assert quarry._http.headers["Authorization"] == "Bearer qk_word"
     for client in (Quarry, AsyncQuarry):
         with pytest.raises(ProblemReceived, match="API key") as refused:
             client(key="qk_secret word")
         assert "secret" not in str(refused.value)
+    (tmp_path / "key").write_bytes(b"secret\xff\0")
+    monkeypatch.setenv("QUARRY_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(ProblemReceived, match="API key") as refused:
+        Quarry()
+    assert "secret" not in str(refused.value)
 
 
 def test_a_schedule_from_its_making_to_its_end(ask: Ask, service: tuple[str, Store, Path]):
@@ -173,34 +196,71 @@ def test_a_schedule_from_its_making_to_its_end(ask: Ask, service: tuple[str, Sto
         ask("schedule", "nightly")
 
 
+NEWER = job_summary().model_dump(mode="json") | {"not_known": {"yet": 1}}
+WORKER = {"name": "a", "pid": 1, "alive_until": NEWER["created_at"], "roles": ["capture", "judge"]}
+HOST = {"id": "h", "name": "node", "is_home": True, "is_lost": False, "seen_at": NEWER["created_at"]}
+HOST |= {"units_to_store": 0, "bytes_to_store": 0, "workers": [WORKER]}
 ANSWERS = {
-    "/jobs/newer": (200, job_summary().model_dump(mode="json") | {"not_known": {"yet": 1}}),
+    "/jobs/newer": (200, NEWER),
+    "/jobs?limit=200": (200, {"jobs": [NEWER | {"state": "archived", "source_kind": "bucket"}, NEWER]}),
+    "/workers": (200, {"hosts": [HOST]}),
     "/jobs/older": (200, {"id": "j-1"}),
+    "/jobs/newer/request": (200, {"model": "a/b", "source": {"kind": "bucket", "url": "s3://a"}}),
     "/jobs/between": (502, "<html>Bad gateway</html>"),
 }
 
 
-class Another(BaseHTTPRequestHandler):
-    """Answers what another version, or something between, would."""
+def test_a_newer_service_is_understood():
+    """Fields that are not known are left out, and names that are not known are kept."""
+    with answering(ANSWERS) as server, Quarry(server) as quarry:
+        assert quarry.job("newer").state is JobState.RUNNING
+        archived, running = quarry.jobs()
+        assert (archived.state, archived.state.value, archived.source_kind) == (
+            "archived",
+            "archived",
+            "bucket",
+        )
+        assert isinstance(archived.state, JobState) and archived.state not in set(JobState)
+        assert json.loads(archived.model_dump_json())["state"] == "archived"
+        assert running.state is JobState.RUNNING
+        assert [one.roles for one in quarry.workers().hosts[0].workers] == [("capture", "judge")]
 
-    def do_GET(self) -> None:
-        status, answer = ANSWERS[self.path]
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+
+@pytest.mark.parametrize(
+    ("ask_for", "said"),
+    [
+        (
+            lambda quarry: quarry.job("older"),
+            "id: String should match pattern '^j-[0-9a-f]{16}$'; it sent 'j-1'",
+        ),
+        (lambda quarry: quarry.request("newer"), "source: Input tag 'bucket'"),
+        (lambda quarry: quarry.job("between"), "502"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_named_by_field_and_value(ask_for: Ask, said: str):
+    with answering(ANSWERS) as server, Quarry(server) as quarry, pytest.raises(ProblemReceived) as refused:
+        ask_for(quarry)
+    problem = refused.value.problem
+    assert (problem.status, "update this client" in str(problem.cure)) == (502, True)
+    assert said in problem.detail
 
 
-def test_a_newer_service_is_understood_and_what_is_not_quarry_is_named():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Another) as server:
-        Thread(target=server.serve_forever).start()
-        with Quarry(f"http://127.0.0.1:{server.server_port}") as quarry:
-            assert quarry.job("newer").state is JobState.RUNNING
-            for path, said in (("older", "id: String"), ("between", "502")):
-                with pytest.raises(ProblemReceived) as refused:
-                    quarry.job(path)
-                problem = refused.value.problem
-                assert (problem.status, "update this client" in str(problem.cure)) == (502, True)
-                assert said in problem.detail
-        server.shutdown()
+def test_a_name_that_is_not_known_is_refused_in_a_request():
+    with pytest.raises(ValidationError, match="missed"):
+        ScheduleChange.model_validate({"missed": "never"})
+
+
+@pytest.mark.parametrize(
+    "server", ["127.0.0.1:8642", "ftp://host", "http://", "http://[::1", "x y", "http://\0"]
+)
+def test_what_is_no_url_is_refused_before_anything_is_sent(server: str):
+    for client in (Quarry, AsyncQuarry):
+        with pytest.raises(ProblemReceived, match="is not the URL of a service") as refused:
+            client(server)
+        assert "http://127.0.0.1:8642" in str(refused.value.problem.cure)
+
+
+def test_a_host_that_no_name_server_takes_is_a_service_that_does_not_answer():
+    with Quarry(f"http://{'a' * 100}.example") as quarry, pytest.raises(ProblemReceived) as refused:
+        quarry.health()
+    assert refused.value.problem.type == UNREACHABLE

@@ -2,9 +2,10 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,29 @@ def job_summary(state: JobState = JobState.RUNNING, **progress: int) -> JobSumma
         created_at=now,
         updated_at=now,
     )
+
+
+@contextmanager
+def answering(answers: Mapping[str, tuple[int, Any]]) -> Iterator[str]:
+    """Answer GETs by path as another version, or something between, would; yield the URL."""
+
+    class Another(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, answer = answers[self.path]
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Another) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+        thread.join()
 
 
 def events_of(response: httpx2.Response) -> list[Event]:

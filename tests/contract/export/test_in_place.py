@@ -274,5 +274,5 @@ def test_a_missing_trainer_is_named_with_the_command_that_installs_it(dataset):
     command = [sys.executable, "-m", "service.cli", "train", "speculators", str(dataset), "--epochs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "field: trainer" in done.stderr
+    assert "'quarry train' needs" in done.stderr
     assert "pip install 'eagle-quarry[speculators]'" in done.stderr

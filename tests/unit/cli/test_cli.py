@@ -150,6 +150,20 @@ def test_a_job_file_that_is_wrong_is_told_by_field(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["job.yaml", "job.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe\x00", b"null", b"model", b"\0"])
+def test_a_job_file_without_fields_is_named(run: Run, tmp_path: Path, name: str, content: bytes):
+    (tmp_path / name).write_bytes(content)
+    ran = run("estimate", tmp_path / name)
+    assert (ran.code, f"{tmp_path}/{name}" in ran.err, "cure:" in ran.err) == (2, True, True)
+
+
+def test_a_byte_order_mark_before_a_job_is_passed_over(tmp_path: Path):
+    for name in ("job.json", "job.yaml"):
+        (tmp_path / name).write_text(json.dumps(job_body(tmp_path)), encoding="utf-8-sig")
+        assert read_job_file(tmp_path / name).model == str(tmp_path)
+
+
 def test_yaml_and_json_are_the_same_job(tmp_path: Path):
     (tmp_path / "job.json").write_text(json.dumps(job_body(tmp_path)))
     (tmp_path / "job.yaml").write_text(

@@ -101,6 +101,17 @@ def test_output_that_nobody_reads_any_more_is_no_error_and_no_verdict(dataset, e
     assert (ran.returncode, ran.stderr) == (code, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_as_if_nobody_read_them(closed):
+    command = f"exec {sys.executable} -m service.cli jobs show j-0 {closed}"
+    ran = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (2, False)
+    version = subprocess.run(
+        ["bash", "-c", command.replace("jobs show j-0", "--version")], cwd=ROOT, check=False
+    )
+    assert version.returncode == 0
+
+
 @pytest.mark.parametrize("environment", [BUFFERED, UNBUFFERED], ids=["when all is said", "in the middle"])
 def test_output_to_a_full_disk_is_told_once(dataset, environment):
     with Path("/dev/full").open("w") as full:

@@ -17,6 +17,7 @@ from service.control.submit import new_key
 from service.store import NewJob, Store, jobs, plans
 from tests.support.api import (
     UNKNOWN,
+    answering,
     api_settings,
     begin,
     complete,
@@ -173,9 +174,92 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
     assert schedules("delete", "nightly") == "nightly\n"
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"text": "a"}\n\n{bad\n', "line 3: not JSON"),
+        (b'{"text": "a"}\n\xff\n', "line 2: not JSON"),
+        (b"[1]\n", "line 1: Input should be"),
+        (b'{"text": "a"}\n{"txt": "b"}\n', "line 2: txt: Extra inputs"),
+        (b'{"text": "a", "loss_mask": [1]}\n', "line 1: "),
+    ],
+)
+def test_a_sample_that_cannot_be_posted_is_named_by_its_line(
+    run: Run, tmp_path: Path, content: bytes, said: str
+):
+    (tmp_path / "samples.jsonl").write_bytes(content)
+    ran = run("schedules", "post", "nightly", tmp_path / "samples.jsonl", "--json")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{tmp_path}/samples.jsonl, {said}" in ran.err and "cure:" in ran.err
+
+
+def test_a_file_is_posted_in_bodies_that_a_service_takes(
+    run: Run, service: tuple[str, Store, dict[str, Any]], tmp_path: Path
+):
+    """Behind a byte order mark: many short samples, then some whose thousand would be 30 MB."""
+    server, _, body = service
+    request = body | {"source": {"kind": "posted"}}
+    (tmp_path / "big.json").write_text(json.dumps({"name": "big", "cron": "0 3 * * *", "request": request}))
+    texts = [*map(str, range(1001)), *(f"{number}" * 30_000 for number in range(300))]
+    rows = "\n".join(json.dumps({"text": text}) for text in texts)
+    (tmp_path / "samples.jsonl").write_text(rows, encoding="utf-8-sig")
+    assert run("schedules", "add", tmp_path / "big.json", "--server", server).code == 0
+    ran = run("schedules", "post", "big", tmp_path / "samples.jsonl", "--json", "--server", server)
+    assert json.loads(ran.out) == {"samples": 1301}
+    (tmp_path / "empty").touch()
+    assert "0 samples" in run("schedules", "post", "big", tmp_path / "empty", "--server", server).out
+    assert run("schedules", "delete", "big", "--server", server).code == 0
+
+
+def test_every_answer_as_json_is_a_value_a_line(
+    run: Run, service: tuple[str, Store, dict[str, Any]], job: str, tmp_path: Path
+):
+    server, store, body = service
+    request = body | {"source": {"kind": "posted"}}
+    (tmp_path / "job.json").write_text(json.dumps(body))
+    (tmp_path / "new.json").write_text(json.dumps({"name": "new", "cron": "0 3 * * *", "request": request}))
+    (tmp_path / "row.jsonl").write_text('{"text": "a"}')
+    complete(store, job, rejects=2)
+    made = json.loads(run("jobs", "submit", tmp_path / "job.json", "--json", "--server", server).out)["id"]
+    verbs = [
+        *(("jobs", verb, made) for verb in ("show", "pause", "cancel", "resume")),
+        *(("jobs", verb, job) for verb in ("watch", "files", "rejects")),
+        ("jobs", "show", job, "--request"),
+        ("jobs", "list"),
+        ("jobs", "priority", made, "-5"),
+        ("jobs", "cancel", made),
+        ("jobs", "delete", made),
+        ("schedules", "add", tmp_path / "new.json"),
+        ("schedules", "post", "new", tmp_path / "row.jsonl"),
+        *(("schedules", verb, "new") for verb in ("show", "pause", "resume", "run")),
+        ("schedules", "show", "new", "--request"),
+        ("schedules", "list"),
+        ("schedules", "delete", "new"),
+        ("workers", "list"),
+    ]
+    for verb in verbs:
+        ran = run(*verb, "--json", "--server", server)
+        assert (ran.code, ran.err) == (0, ""), (verb, ran)
+        assert all(isinstance(json.loads(line), dict) for line in ran.out.splitlines()), verb
+        assert ran.out or verb == ("workers", "list"), verb
+
+
+def test_a_name_that_leads_elsewhere_names_nothing(run: Run):
+    for name in ("", "..", "."):
+        ran = run("schedules", "show", name)
+        assert (ran.code, "names nothing" in ran.err) == (3, True)
+
+
 def test_the_version_is_printed(run: Run):
     ran = run("--version")
     assert (ran.code, ran.out.split()[0]) == (0, "quarry")
+
+
+def test_a_state_of_a_newer_service_is_listed_as_it_was_sent(run: Run):
+    job = job_summary().model_dump(mode="json") | {"state": "archived"}
+    with answering({"/jobs?limit=200": (200, {"jobs": [job]})}) as server:
+        assert run("jobs", "list", "--server", server).out.split("\t")[1] == "archived"
+        assert json.loads(run("jobs", "list", "--json", "--server", server).out)["state"] == "archived"
 
 
 class Restarting(BaseHTTPRequestHandler):

@@ -1,5 +1,6 @@
 """`quarry keys`, and how every verb that talks to a service sends a key."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def test_a_key_is_made_used_listed_and_revoked(
     monkeypatch.setenv("QUARRY_KEY_FILE", str(tmp_path / "admin"))
     made = run("keys", "add", "team-a", "--scope", "jobs:read", "--scope", "jobs:write", "--days", 30, *at)
     assert (made.code, made.out.startswith("qk_")) == (0, True)
+    second = json.loads(run("keys", "add", "team-b", "--scope", "jobs:read", "--json", *at).out)
+    every = [json.loads(line) for line in run("keys", "list", "--json", *at).out.splitlines()]
+    assert (every[1]["id"], second["key"][3:11]) == (second["id"], second["id"])
     listed = run("keys", "list", *at).out
     assert "team-a" in listed and "jobs:read jobs:write" in listed and made.out[3:11] in listed
     monkeypatch.delenv("QUARRY_KEY_FILE")

@@ -1,0 +1,363 @@
+"""The routes of a service, each once: where it is, what it takes, and what it answers."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx2
+from pydantic import BaseModel
+
+from schemas.base import Wire
+from schemas.dataset.manifest import Manifest
+from schemas.job import (
+    ConsumerPage,
+    Estimate,
+    Health,
+    JobPage,
+    JobState,
+    JobSummary,
+    Readiness,
+    RejectPage,
+    UnitPage,
+)
+from schemas.keys import IssuedKey, KeyList, KeyView, NewKey
+from schemas.request import ExtractRequest
+from schemas.schedule import (
+    NewSchedule,
+    PostedCount,
+    RunPage,
+    RunView,
+    ScheduleChange,
+    SchedulePage,
+    ScheduleView,
+)
+from schemas.source import Sample
+from schemas.webhook import WebhookSecret
+from schemas.worker import Forgotten, HostList
+from service.client.problem import ProblemReceived
+from service.errors import NotFound
+
+TIMEOUT_S, CHECK_S = 30.0, 300.0
+"""For an answer; and for that to a request that is checked first, also by asking the Hub."""
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+Page = TypeVar("Page", bound=Wire)
+AnswerOf = TypeVar("AnswerOf", covariant=True)
+Document = BaseModel | Mapping[str, Any]
+"""A body: one of the classes of `schemas`, or the same as plain JSON, which the service checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Answer]):
+    """One request, and how its answer is read. `options` are those of `httpx2.Client.request`."""
+
+    method: str
+    path: str
+    read: Callable[[httpx2.Response], Answer]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages(Generic[Item]):
+    """A list in pages. `of_page` returns a page's items and the next page's option, null on the last."""
+
+    first: Call[Any]
+    option: str
+    of_page: Callable[[Any], tuple[Sequence[Item], object]]
+
+    def turned(self, call: Call[Any], page: Wire) -> tuple[Sequence[Item], Call[Any] | None]:
+        """Return the items of the page that answered `call`, and the call of the next one."""
+        items, following = self.of_page(page)
+        before = call.options.get("params", {})
+        query = {**before, self.option: following}
+        if following is None or query == before:
+            return items, None
+        return items, replace(call, options={"params": query})
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A range of a file, shorter where the file ends; `num_bytes` is the length of the whole file."""
+
+    content: bytes
+    num_bytes: int
+
+
+class _Blocks(Protocol):
+    def close(self) -> None: ...
+
+
+class _Awaits(Protocol):
+    async def close(self) -> None: ...
+
+
+class _Method(Protocol[P, AnswerOf]):
+    """A method that returns its answer, or in a client that awaits an awaitable of it."""
+
+    @overload
+    def __get__(self, client: _Blocks, owner: type) -> Callable[P, AnswerOf]: ...
+    @overload
+    def __get__(self, client: _Awaits, owner: type) -> Callable[P, Awaitable[AnswerOf]]: ...
+
+
+class _ListMethod(Protocol[P, AnswerOf]):
+    """A method that returns an iterator of what is listed, or in a client that awaits an asynchronous one."""
+
+    @overload
+    def __get__(self, client: _Blocks, owner: type) -> Callable[P, Iterator[AnswerOf]]: ...
+    @overload
+    def __get__(self, client: _Awaits, owner: type) -> Callable[P, AsyncIterator[AnswerOf]]: ...
+
+
+Sent = dict[str, Any] | None
+_Described = Callable[Concatenate[Any, P], Sent]
+"""What `httpx2` is to send beside the arguments that are in the path; its docstring is the method's."""
+
+
+def _route(
+    method: str, path: str, read: Callable[[httpx2.Response], Answer]
+) -> Callable[[_Described[P]], _Method[P, Answer]]:
+    """Make a method that sends one call; its arguments fill `path` by their names."""
+
+    def answer(client: Any, filled: str, options: Mapping[str, Any]) -> object:  # noqa: ANN401 - either client
+        return client.send(Call(method, filled, read, options))
+
+    return _method(path, answer)
+
+
+def _list(
+    path: str, page: type[Page], option: str, of_page: Callable[[Page], tuple[Sequence[Item], object]]
+) -> Callable[[_Described[P]], _ListMethod[P, Item]]:
+    """Make a method that lists the items of every page. `of_page` returns a page's, and the next `option`."""
+
+    def items(client: Any, filled: str, options: Mapping[str, Any]) -> object:  # noqa: ANN401 - either client
+        return client.items(Pages(Call("GET", filled, _of(page), options), option, of_page))
+
+    return _method(path, items)
+
+
+def _method(path: str, do: Callable[[Any, str, Mapping[str, Any]], object]) -> Callable[[Any], Any]:
+    """Return a decorator: `do` gets the client, the filled path, and what the decorated function returns."""
+
+    def made(described: Callable[..., Sent]) -> Callable[..., object]:
+        @wraps(described)
+        def method(client: object, *arguments: object, **named: object) -> object:
+            names = inspect.signature(described).bind(client, *arguments, **named).arguments
+            return do(client, _filled(path, names), described(client, *arguments, **named) or {})
+
+        return method
+
+    return made
+
+
+def _filled(path: str, names: Mapping[str, object]) -> str:
+    """Fill `names` into `path`; of them the one called `path` may have slashes. Raises ProblemReceived."""
+    quoted = {name: quote(str(value), safe="/" * (name == "path")) for name, value in names.items()}
+    filled = path.format_map(quoted)
+    if not {"", ".", ".."}.isdisjoint(filled.split("/")[1:]):
+        raise ProblemReceived(NotFound(f"{filled} names nothing").problem())
+    return filled
+
+
+def _json(document: Document) -> object:
+    """Return what is sent: of a model, what was set."""
+    if isinstance(document, BaseModel):
+        return document.model_dump(mode="json", exclude_unset=True)
+    return document
+
+
+def _of(model: type[Page]) -> Callable[[httpx2.Response], Page]:
+    return lambda response: model.answered(response.content)
+
+
+def _nothing(_: httpx2.Response) -> None:
+    return None
+
+
+def _part(response: httpx2.Response) -> FilePart:
+    if part_of := response.headers.get("content-range"):
+        return FilePart(response.content, int(part_of.rpartition("/")[2]))
+    first, _, last = response.request.headers["range"].removeprefix("bytes=").partition("-")
+    return FilePart(response.content[int(first) : int(last) + 1], len(response.content))
+
+
+class Routes:
+    """What both clients can do. Every method may raise ProblemReceived."""
+
+    @_route("POST", "/extract", _of(JobSummary))
+    def submit(self, request: Document, *, key: str | None = None, priority: int = 0) -> Sent:
+        """Submit a job. The same `key` with the same request is the same job; without one it is a new job."""
+        headers = {"Idempotency-Key": key or uuid4().hex}
+        query = {"priority": priority}
+        return {"params": query, "json": _json(request), "headers": headers, "timeout": CHECK_S}
+
+    @_route("POST", "/estimate", _of(Estimate))
+    def estimate(self, request: Document) -> Sent:
+        """Say what a job would need; reads its source, runs nothing."""
+        return {"json": _json(request), "timeout": 3600.0}
+
+    @_list("/jobs", JobPage, "cursor", lambda page: (page.jobs, page.next_cursor))
+    def jobs(self, *, state: JobState | None = None) -> Sent:
+        """List jobs, newest first."""
+        return {"params": {"limit": 200} | ({"state": state} if state else {})}
+
+    @_route("GET", "/jobs/{job_id}", _of(JobSummary))
+    def job(self, job_id: str) -> None:
+        """Say how a job stands."""
+
+    @_route("GET", "/jobs/{job_id}/request", _of(ExtractRequest))
+    def request(self, job_id: str) -> None:
+        """Return the request that a job was made of, with every default written out."""
+
+    @_route("POST", "/jobs/{job_id}/cancel", _of(JobSummary))
+    def cancel(self, job_id: str) -> None:
+        """Stop a job; what it has committed is kept."""
+
+    @_route("POST", "/jobs/{job_id}/pause", _of(JobSummary))
+    def pause(self, job_id: str) -> None:
+        """Pause a job until it is resumed; what it has committed is kept."""
+
+    @_route("POST", "/jobs/{job_id}/resume", _of(JobSummary))
+    def resume(self, job_id: str) -> None:
+        """Queue a paused, blocked, failed or cancelled job again."""
+
+    @_route("PATCH", "/jobs/{job_id}", _of(JobSummary))
+    def set_priority(self, job_id: str, priority: int) -> Sent:
+        """Set a job's priority: jobs of a higher one are worked on first."""
+        return {"json": {"priority": priority}}
+
+    @_route("DELETE", "/jobs/{job_id}", _nothing)
+    def delete(self, job_id: str, *, dataset: bool = False) -> Sent:
+        """Delete a job that has ended, and with `dataset` its dataset in the service's data folder."""
+        return {"params": {"dataset": "delete" if dataset else "keep"}}
+
+    @_list("/jobs/{job_id}/rejects", RejectPage, "after", lambda page: (page.rejects, page.next_after))
+    def rejects(self, job_id: str) -> None:
+        """List the samples that are not in the dataset, and why."""
+
+    @_list(
+        "/jobs/{job_id}/units",
+        UnitPage,
+        "after",
+        lambda page: (page.units, page.next_after if page.units else None),
+    )
+    def units(self, job_id: str) -> None:
+        """List the units that are committed so far with their files, in the order of their commits."""
+
+    @_route("GET", "/jobs/{job_id}/units", _of(UnitPage))
+    def unit_page(self, job_id: str, *, after: int = -1, limit: int = 100, wait_s: int = 0) -> Sent:
+        """List committed units behind the place `after`; wait for one if there is none."""
+        query = {"after": after, "limit": limit, "wait": wait_s}
+        return {"params": query, "timeout": TIMEOUT_S + wait_s}
+
+    @_route("GET", "/jobs/{job_id}/manifest", _of(Manifest))
+    def manifest(self, job_id: str) -> None:
+        """Return the whole account of a completed job."""
+
+    @_route("GET", "/jobs/{job_id}/files/{path}", _part)
+    def file(self, job_id: str, path: str, *, offset: int = 0, num_bytes: int) -> Sent:
+        """Read a range of a file of the dataset, from the service's data folder."""
+        return {"headers": {"Range": f"bytes={offset}-{offset + num_bytes - 1}"}}
+
+    @_route("GET", "/jobs/{job_id}/consumers", _of(ConsumerPage))
+    def consumers(self, job_id: str) -> None:
+        """List the consumers of a job whose shards go once all of them have read them."""
+
+    @_route("PUT", "/jobs/{job_id}/consumers/{consumer}", _nothing)
+    def acknowledge(
+        self, job_id: str, consumer: str, after: int = -1, *, expires_s: int | None = None
+    ) -> Sent:
+        """Make a consumer, or say that it has all units up to the place `after`."""
+        return {"json": {"after": after, "expires_s": expires_s}}
+
+    @_route("DELETE", "/jobs/{job_id}/consumers/{consumer}", _nothing)
+    def remove_consumer(self, job_id: str, consumer: str) -> None:
+        """Wait for a consumer no longer."""
+
+    @_route("POST", "/jobs/{job_id}/webhook", _of(JobSummary))
+    def redeliver(self, job_id: str) -> None:
+        """Report a job's last end to its webhook once more."""
+
+    @_route("GET", "/webhooks/secret", _of(WebhookSecret))
+    def webhook_secret(self) -> None:
+        """Say what the webhooks of the caller's jobs are signed with."""
+
+    @_list("/schedules", SchedulePage, "after", lambda page: (page.schedules, page.next_after))
+    def schedules(self) -> Sent:
+        """List schedules by name."""
+        return {"params": {"limit": 200}}
+
+    @_route("GET", "/schedules/{name}", _of(ScheduleView))
+    def schedule(self, name: str) -> None:
+        """Say how a schedule stands, and when its next slots are."""
+
+    @_route("GET", "/schedules/{name}/request", _of(ExtractRequest))
+    def schedule_request(self, name: str) -> None:
+        """Return the request that a schedule's jobs are made of."""
+
+    @_route("POST", "/schedules", _of(ScheduleView))
+    def add_schedule(self, new: NewSchedule | Mapping[str, Any], *, preview: bool = False) -> Sent:
+        """Make a schedule; with `preview` only check it and return its next slots."""
+        return {"params": {"preview": preview}, "json": _json(new), "timeout": CHECK_S}
+
+    @_route("PATCH", "/schedules/{name}", _of(ScheduleView))
+    def change_schedule(self, name: str, change: ScheduleChange | Mapping[str, Any]) -> Sent:
+        """Change when a schedule's jobs are made, or pause it."""
+        return {"json": _json(change)}
+
+    @_route("POST", "/schedules/{name}/run", _of(RunView))
+    def run_schedule(self, name: str) -> None:
+        """Make a job of a schedule now, beside its slots."""
+
+    @_list(
+        "/schedules/{name}/runs",
+        RunPage,
+        "before",
+        lambda page: (page.runs, page.next_before and page.next_before.isoformat()),
+    )
+    def runs(self, name: str) -> None:
+        """List the slots of a schedule that have passed, newest first."""
+
+    @_route("POST", "/schedules/{name}/samples", _of(PostedCount))
+    def post_samples(self, name: str, samples: Sequence[Sample | Mapping[str, Any]]) -> Sent:
+        """Post samples, 1,000 at most, for the next job of a schedule of kind `posted`; safe to repeat."""
+        return {"json": {"samples": [_json(sample) for sample in samples]}}
+
+    @_route("DELETE", "/schedules/{name}", _nothing)
+    def delete_schedule(self, name: str) -> None:
+        """Delete a schedule; its jobs stay."""
+
+    @_route("GET", "/workers", _of(HostList))
+    def workers(self) -> None:
+        """List hosts and their workers; the data folder's host comes first."""
+
+    @_route("DELETE", "/workers/{host_id}", _of(Forgotten))
+    def forget_host(self, host_id: str) -> None:
+        """Give up what a host had captured and not stored: it is captured again elsewhere."""
+
+    @_route("POST", "/keys", _of(IssuedKey))
+    def add_key(self, new: NewKey | Mapping[str, Any]) -> Sent:
+        """Make an API key. The answer alone holds its secret."""
+        return {"json": _json(new)}
+
+    @_route("GET", "/keys", _of(KeyList))
+    def keys(self) -> None:
+        """List API keys, oldest first; revoked and expired ones too."""
+
+    @_route("DELETE", "/keys/{key_id}", _of(KeyView))
+    def revoke_key(self, key_id: str) -> None:
+        """Revoke an API key; its owner's jobs go on."""
+
+    @_route("GET", "/healthz", _of(Health))
+    def health(self) -> None:
+        """Say whether the process answers."""
+
+    @_route("GET", "/readyz", _of(Readiness))
+    def readiness(self) -> None:
+        """Say whether jobs can be taken."""
