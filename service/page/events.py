@@ -15,7 +15,7 @@ from service.errors import KeyRefused, StoreUnavailable
 from service.page.session import pages
 from service.store import jobs
 
-EVERY_S = 2.0
+EVERY_S = 4.0
 """Between two looks at the store; a hundred commits between them are one message."""
 
 router = pages(Scope.JOBS_READ)

@@ -2,7 +2,7 @@
 // what is different: while somebody looks. Without it the page is as it was made.
 "use strict";
 (() => {
-  const LEAST_MS = 5000, MOST_MS = 30000;
+  const LEAST_MS = 8000, MOST_MS = 30000;
   const main = document.getElementById("main"), live = document.getElementById("live");
   let timer = 0, asking = false, again = false, asked = Date.now(), source = null;
 
