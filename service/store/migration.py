@@ -34,14 +34,14 @@ def check_write(tx: Transaction) -> None:
 
 
 def _compare(revision: str | None) -> None:
-    if revision != _known()[0]:
-        detail = f"the database is at version {revision}, this service at {_known()[0]}"
+    if revision != versions()[0]:
+        detail = f"the database is at version {revision}, this service at {versions()[0]}"
         cure = "restart the newest service; a database of before 0.2.0 is not read: give QUARRY_DATA_DIR and "
         raise VersionRefused(detail, cure=cure + "QUARRY_DATABASE_URL new ones")
 
 
 @cache
-def _known() -> tuple[str, ...]:
+def versions() -> tuple[str, ...]:
     """Return the versions that this service made or can bring to its own, the newest first."""
     return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
@@ -61,7 +61,7 @@ def migrate(tx: Transaction) -> None:
     if tx.connection.dialect.name == "postgresql":
         tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
     revision = MigrationContext.configure(tx.connection).get_current_revision()
-    if revision is not None and revision not in _known():
+    if revision is not None and revision not in versions():
         _compare(revision)
     config = _config()
     config.attributes["connection"] = tx.connection
