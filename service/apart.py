@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from service.errors import QuarryError
 from service.lifeline import die_with_parent
+from service.logs import log_to_stderr
 
 R = TypeVar("R")
 
@@ -24,6 +25,9 @@ SPAWN = get_context("spawn")
 
 NO_MEMORY = errno.ENOMEM
 """The exit code of a process that lacked memory for what it read."""
+
+KILLED_S = 5.0
+"""That a process may take to end once it is killed."""
 
 
 def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, Connection]:
@@ -68,6 +72,9 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
     with closing(ours):
         try:
             ours.send((function, args))
+            # It is killed then; where the system holds it, as a driver or a disk may, it is left.
+            if not ours.poll(deadline_s + KILLED_S):
+                raise Ended(f"took more than {deadline_s:g} s")
             is_right, answer = received(ours)
         except (EOFError, OSError):
             child.join()
@@ -83,7 +90,7 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
         finally:
             timer.cancel()
             child.kill()
-            child.join()
+            child.join(KILLED_S)
     if is_right:
         return answer  # type: ignore[no-any-return]  # what `function` returned
     raise answer
@@ -111,6 +118,8 @@ def limit_memory(num_bytes: int) -> None:
 
 def _run(parent_pid: int, function: Callable[..., None], *args: object) -> None:
     die_with_parent(parent_pid)
+    if os.environ.get("QUARRY_LOG_FORMAT") == "json":  # what it says is a part of its parent's log
+        log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C ends the parent
     function(*args)
 

@@ -69,6 +69,9 @@ class _JsonStderr(io.TextIOBase):
             self._stream.write(JsonFormatter().format(logging.makeLogRecord(said)) + "\n")
         return len(text)
 
+    def flush(self) -> None:
+        self.write("\n")
+
     def fileno(self) -> int:
         return self._stream.fileno()
 

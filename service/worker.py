@@ -121,9 +121,14 @@ async def _main(
     """Return the state in which the one job was left, if there is one, and whether the worker rests."""
     owner = owner_name("capture")
     capture = Capture(store, settings, owner, keeper, only_job=only_job)
-    loop = asyncio.get_running_loop()
+    loop, is_told = asyncio.get_running_loop(), threading.Event()
+
+    def end() -> None:
+        capture.stop.set()
+        is_told.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, capture.stop.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(ORPHANED, capture.stop_at_once)
     await asyncio.to_thread(migrate, store, capture.stop.is_set)
     if not capture.stop.is_set():
@@ -149,7 +154,7 @@ async def _main(
             await asyncio.wait({minder})
     if not minder.cancelled():
         minder.result()
-        _last_turn(store, settings, keeper)
+        await asyncio.to_thread(_last_turn, store, settings, keeper, is_told.is_set)
     return state, capture.rested
 
 
@@ -181,13 +186,13 @@ def _all_rest(store: Store, owner: str) -> bool:
     return not any(counts[state] for state in set(JobState) - RESTING_JOB_STATES)
 
 
-def _last_turn(store: Store, settings: Settings, keeper: Keeper) -> None:
+def _last_turn(store: Store, settings: Settings, keeper: Keeper, stopped: Callable[[], bool]) -> None:
     """Report the jobs that ended last, sweep and delete what is left of them: no other worker may come."""
     owner = owner_name("last-turn")
     finishing = (run_webhooks, run_retention, run_deletion) if Role.FINISH in settings.roles else ()
     for run in (run_sweep, *finishing):
         try:
-            while run(store, settings, owner, lambda: False, keeper):
+            while not stopped() and run(store, settings, owner, stopped, keeper):
                 pass  # the next job
         except STORE_AWAY as error:
             logger.warning("not all of the jobs that ended were reported and deleted: %s", error)

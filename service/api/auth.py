@@ -20,6 +20,7 @@ LASTING = {
     "/jobs/{job_id}/units": Taken.STREAMS,
     "/jobs/{job_id}/manifest": Taken.DOWNLOADS,
     "/jobs/{job_id}/files/{path:path}": Taken.DOWNLOADS,
+    "/ui/events": Taken.STREAMS,
     "/ui/jobs/{job_id}/samples/{unit}/{row}": Taken.DOWNLOADS,
 }
 """What the requests of a route take that may last for long; others are in work."""

@@ -5,13 +5,15 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
+from uuid import uuid4
 
 import httpx2
 from pydantic import ValidationError
 
+from schemas.dataset.seal import sealing
 from schemas.job import RESTING_JOB_STATES, JobSummary
 from service.client.problem import ProblemReceived, refused, unreachable, unreadable
 from service.client.routes import TIMEOUT_S, Call, FilePart, Pages, Routes
@@ -88,7 +90,7 @@ class Quarry(Routes):
 
         Raises ProblemReceived, OSError.
         """
-        with _replaced(to) as file:
+        with sealing(to, uuid4().hex) as new, new.open("wb") as file:
             more = True
             while more:
                 part = self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)
@@ -144,7 +146,7 @@ class AsyncQuarry(Routes):
 
     async def download(self, job_id: str, path: str, to: Path) -> None:
         """Write a file of the dataset to `to`, as `Quarry.download` does."""
-        with _replaced(to) as file:
+        with sealing(to, uuid4().hex) as new, new.open("wb") as file:
             more = True
             while more:
                 part = await self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)
@@ -214,15 +216,3 @@ def _appended(file: BinaryIO, part: FilePart) -> bool:
     if missing and not part.content:
         raise OSError(f"the file that is read ends {missing} bytes before its length")
     return missing > 0
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file beside `path`, which takes its place if the block ends well."""
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        with beside.open("wb") as file:
-            yield file
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

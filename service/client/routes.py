@@ -1,6 +1,7 @@
 """The routes of a service, each once: where it is, what it takes, and what it answers."""
 
 import inspect
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -38,7 +39,7 @@ from schemas.schedule import (
 from schemas.source import Sample
 from schemas.webhook import WebhookSecret
 from schemas.worker import Forgotten, HostList
-from service.client.problem import ProblemReceived
+from service.client.problem import ProblemReceived, not_quarrys
 from service.errors import NotFound
 
 TIMEOUT_S, CHECK_S = 30.0, 300.0
@@ -158,7 +159,10 @@ def _method(path: str, do: Callable[[Any, str, Mapping[str, Any]], object]) -> C
 
 def _filled(path: str, names: Mapping[str, object]) -> str:
     """Fill `names` into `path`; of them the one called `path` may have slashes. Raises ProblemReceived."""
-    quoted = {name: quote(str(value), safe="/" * (name == "path")) for name, value in names.items()}
+    quoted = {
+        name: quote(str(value), safe="/" * (name == "path"), errors="replace")
+        for name, value in names.items()
+    }
     filled = path.format_map(quoted)
     if not {"", ".", ".."}.isdisjoint(filled.split("/")[1:]):
         raise ProblemReceived(NotFound(f"{filled} names nothing").problem())
@@ -181,10 +185,14 @@ def _nothing(_: httpx2.Response) -> None:
 
 
 def _part(response: httpx2.Response) -> FilePart:
-    if part_of := response.headers.get("content-range"):
-        return FilePart(response.content, int(part_of.rpartition("/")[2]))
-    first, _, last = response.request.headers["range"].removeprefix("bytes=").partition("-")
-    return FilePart(response.content[int(first) : int(last) + 1], len(response.content))
+    """Read what answers a request for a range, which may be the whole file. Raises ProblemReceived."""
+    first, last = (int(number) for number in re.findall("[0-9]+", response.request.headers["range"]))
+    if response.status_code != httpx2.codes.PARTIAL_CONTENT:
+        return FilePart(response.content[first : last + 1], len(response.content))
+    part = re.fullmatch("bytes ([0-9]+)-[0-9]+/([0-9]+)", response.headers.get("content-range", ""))
+    if part is None or int(part[1]) != first:
+        raise not_quarrys(response, "another range than it was asked for")
+    return FilePart(response.content, int(part[2]))
 
 
 class Routes:

@@ -35,8 +35,12 @@ LONGEST_WAIT_S = 86_400.0
 SHORTEST_SECRET = 32
 HOLD_IPV4 = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")
 """IPv6 that stands for the IPv4 address in its last 32 bits: mapped, and by NAT64."""
-NOT_PUBLIC = [ip_network(one) for one in ("2002::/16", "3fff::/20", "fec0::/10", "168.63.129.16")]
-"""What `ipaddress` takes for public: 6to4, documentation, site-local, and Azure's own to each machine."""
+NOT_PUBLIC = [
+    ip_network(one)
+    for one in ("2002::/16", "3fff::/20", "fec0::/10", "192.0.0.0/24", "192.88.99.0/24", "168.63.129.16")
+]
+"""What `ipaddress` takes for public, in some versions of Python alone: 6to4, documentation, site-local, what
+protocols and clouds use, and Azure's own to each machine."""
 
 
 def check_webhook(request: ExtractRequest, settings: Settings) -> None:
@@ -73,9 +77,12 @@ def run_webhooks(
     """Deliver one report; return whether there was one. One that is not taken is tried again for days."""
 
     def work(lease: WebhookLease, _: Kept) -> None:
+        status: int | None = None
         with attempt(f"the report of job {lease.job_id}") as end:
-            store.write(webhooks.delivered, lease, _delivered(lease, settings))
-        if end.error is not None:
+            status = _delivered(lease, settings)
+        if status is not None:
+            store.write(webhooks.delivered, lease, status)
+        elif end.error is not None:
             store.write(webhooks.undelivered, lease, end.error.problem(), end.error.wait_s)
 
     return run_next(
@@ -97,7 +104,7 @@ def _delivered(lease: WebhookLease, settings: Settings) -> int:
     cure = f"it is tried again for three days; 'quarry jobs redeliver {lease.job_id}' tries at once"
     try:
         answer = asyncio.run(_answer(lease, settings))
-    except (httpx2.HTTPError, OSError, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
         why = ": " + short(f"{type(error).__name__}: {error}")
         why = " in time" if isinstance(error, TimeoutError) else why
         raise WebhookFailed(f"{host} did not answer{why}", field="webhook.url", cure=cure) from error

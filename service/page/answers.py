@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
+from fastapi.sse import EventSourceResponse
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
 
 from schemas.job import ENDED_JOB_STATES, JOB_MOVES, RESTING_JOB_STATES, Problem
@@ -50,7 +51,8 @@ class PageRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
         super().__init__(path, endpoint, **options)
-        self.methods |= {"HEAD"} if "GET" in self.methods else set()  # the server leaves the body out
+        if "GET" in self.methods and self.response_class is not EventSourceResponse:
+            self.methods.add("HEAD")  # the server leaves the body out
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return what answers a request."""

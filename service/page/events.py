@@ -30,7 +30,7 @@ async def follow(request: Request, store: StoreOf, asks: CallerOf) -> AsyncItera
             if time.monotonic() - asked_s > ASK_AGAIN_S:
                 await run_in_threadpool(request.state.ask_again)
                 asked_s = time.monotonic()
-            newest = await run_in_threadpool(store.read, jobs.last_change, asks.sees_only)
+            newest = await run_in_threadpool(store.read, jobs.num_events, asks.sees_only)
         except (KeyRefused, StoreUnavailable):
             return  # the browser comes back, and is told
         if newest != seen:

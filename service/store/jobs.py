@@ -4,7 +4,6 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, delete, func, insert, select, update
@@ -245,11 +244,11 @@ def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:
     return dict.fromkeys(JobState, 0) | {state: number for state, number in rows}
 
 
-def last_change(tx: Transaction, owner: str | None = None) -> tuple[datetime | None, int]:
-    """Return when a job of `owner`, or any, was changed last, and how many there are."""
-    query = select(func.max(JOB.c.updated_at), func.count())
-    changed_at, number = tx.connection.execute(query.where(JOB.c.owner == owner) if owner else query).one()
-    return changed_at, number
+def num_events(tx: Transaction, owner: str | None = None) -> tuple[int, int]:
+    """Return how many events the jobs of `owner`, or all, have had, and how many jobs there are."""
+    query = select(func.coalesce(func.sum(JOB.c.last_event), 0), func.count())
+    events, number = tx.connection.execute(query.where(JOB.c.owner == owner) if owner else query).one()
+    return int(events), number
 
 
 def state(tx: Transaction, job_id: str) -> JobState:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 from sqlalchemy import exists, func, or_, select, update
 
@@ -47,7 +48,7 @@ def delivered(tx: Transaction, lease: WebhookLease, status: int) -> None:
 def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem, wait_s: float = 0.0) -> None:
     """Let a report that was not taken wait for its next attempt; the last one ends it. Raises LeaseLost.
 
-    All of the owner's reports to this URL wait for `wait_s` at least, so that those to others get on.
+    All of the owner's reports to this host wait for `wait_s` at least, so that those to others get on.
     """
     job, task = tasks.held(tx, lease)
     if task.attempts > len(WAITS_S):
@@ -59,9 +60,10 @@ def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem, wait_s: 
     _note(tx, job, "webhook: not taken", problem)
     until = tx.now + timedelta(seconds=max(wait_s, WAITS_S[0]))
     of_owner = JOB.c.id == TASK.c.job_id, JOB.c.owner.is_not_distinct_from(job.owner)
-    to_url = exists().where(*of_owner, JOB.c.webhook == job.webhook)
+    origin = f"https://{urlsplit(job.webhook or '').netloc}"
+    to_host = exists().where(*of_owner, JOB.c.webhook.startswith(origin, autoescape=True))
     early = or_(TASK.c.not_before.is_(None), TASK.c.not_before < until)
-    others = update(TASK).where(OPEN_WEBHOOK, TASK.c.state == TaskState.PENDING, to_url, early)
+    others = update(TASK).where(OPEN_WEBHOOK, TASK.c.state == TaskState.PENDING, to_host, early)
     tx.connection.execute(others.values(not_before=until))
 
 

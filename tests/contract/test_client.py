@@ -6,9 +6,11 @@ import json
 import pydoc
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from pydantic import ValidationError
 
@@ -19,7 +21,7 @@ from service.api.app import create_app
 from service.client import AsyncQuarry, ProblemReceived, Quarry, clients
 from service.client.clients import DEFAULT_SERVER
 from service.client.problem import UNREACHABLE
-from service.client.routes import Call, Pages, Routes
+from service.client.routes import Call, Pages, Routes, _part
 from service.store import Store
 from tests.support.api import (
     answering,
@@ -159,6 +161,8 @@ def test_a_file_is_downloaded_in_pieces(
         assert (tmp_path / "copy").read_bytes() == bytes(range(length))
     with pytest.raises(ProblemReceived):
         ask("download", job.id, "missing", tmp_path / "copy")
+    with Quarry(service[0]) as quarry, ThreadPoolExecutor() as threads:  # to one path: each comes whole
+        list(threads.map(lambda _: quarry.download(job.id, "a", tmp_path / "copy"), range(8)))
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [bytes(range(100))]
     for path in ("../../secret", "", "data//a"):
         with pytest.raises(ProblemReceived, match="names nothing"):
@@ -264,3 +268,15 @@ def test_a_host_that_no_name_server_takes_is_a_service_that_does_not_answer():
     with Quarry(f"http://{'a' * 100}.example") as quarry, pytest.raises(ProblemReceived) as refused:
         quarry.health()
     assert refused.value.problem.type == UNREACHABLE
+
+
+@pytest.mark.parametrize("said", [{}, {"Content-Range": "bytes 0-3/*"}, {"Content-Range": "bytes 5-8/100"}])
+def test_a_part_of_another_range_is_refused(said: dict[str, str]):
+    asked = httpx2.Request("GET", "http://127.0.0.1/", headers={"Range": "bytes=0-3"})
+    with pytest.raises(ProblemReceived, match="another range"):
+        _part(httpx2.Response(206, headers=said, content=b"abcd", request=asked))
+
+
+def test_a_name_that_is_no_text_is_a_name():
+    with pytest.raises(ProblemReceived, match=r"127\.0\.0\.1:9"):
+        Quarry("http://127.0.0.1:9").job("\udcff")

@@ -106,6 +106,19 @@ def test_a_page_follows_its_jobs_and_rests_while_nobody_looks(service: Seeded, b
     assert browser.ask(written) == last
 
 
+def test_a_page_is_live_again_after_an_answer_that_did_not_come(service: Seeded, browser: Browser):
+    """1. An answer hangs until its deadline, here a short one. 2. The page says so. 3. The next one comes."""
+    browser.open(f"{service.url}/", width=1280)
+    browser.ask(
+        "window.real = fetch; AbortSignal.timeout = () => { const end = new AbortController();"
+        "setTimeout(() => end.abort(), 500); return end.signal; };"
+        "window.fetch = (url, {signal}) => new Promise((_, no) => signal.addEventListener('abort', no)); 1"
+    )
+    until(browser, "document.getElementById('live').textContent === 'not live'")
+    browser.ask("window.fetch = real; 1")
+    until(browser, "document.getElementById('live').textContent === 'live'")
+
+
 def test_the_list_says_for_what_a_job_waits_while_it_does(service: Seeded, browser: Browser):
     """1. The list is open. 2. A job is submitted, paused, cancelled, deleted. 3. Its row says so."""
     browser.open(f"{service.url}/", width=1280)

@@ -66,6 +66,14 @@ def test_what_ends_by_no_fault_of_its_own_says_so() -> None:
     assert ended.value.is_passing
 
 
+def test_a_process_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits for a driver or a lost disk: its end is nobody's to force."""
+    monkeypatch.setattr(apart.SPAWN.Process, "kill", lambda child: None)
+    monkeypatch.setattr(apart, "KILLED_S", 0.1)
+    with pytest.raises(apart.Ended, match="took more than 1 s"):
+        apart.call(time.sleep, 20, memory_bytes=2**30, deadline_s=1)
+
+
 def test_a_process_that_ends_within_its_answer_has_ended() -> None:
     with pytest.raises(apart.Ended, match="ended with exit code 9"):
         apart.call(dies_in_its_answer, memory_bytes=2**30, deadline_s=60)

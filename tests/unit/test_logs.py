@@ -109,7 +109,7 @@ def broken():
 def main():
     log_to_stderr("json")
     warnings.warn("old \u202e", stacklevel=1)
-    print("one\\rtwo\\n\\nthree", end="\\n", file=sys.stderr)
+    print("one\\rtwo\\n\\nthree", end="", file=sys.stderr, flush=True)
     thread = threading.Thread(target=broken)
     thread.start()
     thread.join()
@@ -121,6 +121,13 @@ def main():
 if __name__ == "__main__":
     main()
 """
+
+
+def test_a_process_of_its_own_that_breaks_says_so_in_json() -> None:
+    script = "from service import apart, logs; logs.log_to_stderr(); "
+    script += "apart.call(int, 'no number', memory_bytes=2**30, deadline_s=60)"
+    lines = written("-c", script, code=1)
+    assert "ValueError: invalid literal" in "".join(line["message"] for line in lines)
 
 
 def test_what_is_written_past_the_loggers_is_json_too(tmp_path: Path) -> None:

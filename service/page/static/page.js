@@ -31,14 +31,18 @@
     if (asking) return;
     asking = true;
     try {
-      const answer = await fetch(location.href, { redirect: "manual" });
+      const answer = await fetch(location.href, { redirect: "manual", signal: AbortSignal.timeout(MOST_MS) });
       // The key has ended, the job is gone: what there is to say is a page.
       if (answer.type === "opaqueredirect" || answer.status === 403 || answer.status === 404) { location.reload(); return; }
       if (!answer.ok) throw new Error(String(answer.status));
-      const made = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      // Of another version of the service: its script and style go with it.
+      if (page.querySelector("script").src !== document.querySelector("script").src) { location.reload(); return; }
+      const made = page.getElementById("main");
       offerCopies(made);
       merge(main, made);
       say("live");
+      if (source && source.readyState === EventSource.CLOSED) look();
     } catch {
       say("not live");
     } finally {

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
+from fastapi.sse import EventSourceResponse
 
+from service.api.app import create_app
+from service.api.auth import LASTING
+from service.control.budget import Taken
 from service.page import events
 from service.store import jobs
 from tests.support.api import api_settings, job_body, serving, small_target, stored
@@ -36,6 +41,15 @@ def test_it_says_that_a_job_has_changed_and_ends_with_its_key(tmp_path: Path) ->
             api.delete(f"/keys/{made['id']}", headers=admin).raise_for_status()
             assert list(told) == [], "it has ended"
         assert api.get("/ui/events").status_code == 303
+
+
+def test_what_streams_is_bounded_as_streams_are(tmp_path: Path) -> None:
+    """Else the pages that people leave open would be all of the requests that the service has in work."""
+    routes = [route for route in create_app(api_settings(tmp_path)).routes if isinstance(route, APIRoute)]
+    streams = [route.path for route in routes if route.response_class is EventSourceResponse]
+    assert len(streams) == 2
+    assert {LASTING.get(path) for path in streams} == {Taken.STREAMS}
+    assert [route.methods for route in routes if route.path == "/ui/events"] == [{"GET"}]
 
 
 def test_anothers_jobs_are_not_told_of(tmp_path: Path) -> None:

@@ -279,6 +279,8 @@ def test_all_is_there_without_scripts_and_lists_have_pages(api: httpx2.Client, s
     ):
         assert words in text
     assert f"quarry jobs delete {job_id}" in text
+    html = api.get(f"/ui/jobs/{job_id}", headers=signed_in).text
+    assert re.findall(r"<(?:section|details)(?![^>]* id=)", html) == [], "the script knows them by their ids"
     assert "quarry jobs pause" not in text, "only what is legal in its state"
     first = api.get(f"/ui/jobs/{job_id}/rejects?limit=3", headers=signed_in).text
     (following,) = re.findall(r'href="([^"]*)" rel="next"', first)
