@@ -82,6 +82,10 @@ def main() -> int:
         dataset = DATA / "jobs" / job.id
         verify(dataset)
         show_dataset(dataset, job, TARGET, CONSOLE)
+        CONSOLE.print("next: `make nights`, a dataset that grows while you watch it on the service's page")
+    except KeyboardInterrupt:
+        CONSOLE.print("stopped; `make demo` goes on from here")
+        return 130
     except (ExampleFailed, ProblemReceived) as error:
         CONSOLE.print(f"[bold red]failed:[/] {escape(str(error))}")
         return 1

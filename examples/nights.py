@@ -6,6 +6,7 @@ and then reads the dataset from the Hub. The rest is kept in `demo-out/nights/` 
 """
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from rich.markup import escape
 from examples.local_service import (
     CONSOLE,
     OUT,
+    QUARRY,
     TARGET,
     ExampleFailed,
     free_port,
@@ -99,8 +101,9 @@ def pass_nights(quarry: Quarry, hub: FakeHub, nights: int) -> None:
         known.add(run.job_id)
         done = ended(quarry, run.job_id).progress
         commits = len(hub.repo(REPO).commits) - 1
+        many = "s" * (commits > 1)
         samples = f"{done.samples_written} new samples, {done.tokens_written:,} tokens"
-        CONSOLE.print(f"   night {night}: {run.job_id} wrote {samples}; {REPO} has {commits} commits")
+        CONSOLE.print(f"   night {night}: {run.job_id} wrote {samples}; {REPO} has {commits} commit{many}")
 
 
 def read_back(hub: FakeHub) -> None:
@@ -118,6 +121,13 @@ def main() -> int:
     nights = parser.parse_args().nights
     os.chdir(ROOT)
     os.environ["HF_HUB_DISABLE_XET"] = "1"  # the Hub of this machine keeps whole files
+    OUT.mkdir(exist_ok=True)
+    lock = (OUT / "nights.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        CONSOLE.print(f"[bold red]failed:[/] another 'make nights' runs on {NIGHTS}: end it with Ctrl-C")
+        return 1
     shutil.rmtree(NIGHTS, ignore_errors=True)
     SOURCE.mkdir(parents=True)
     try:
@@ -133,15 +143,21 @@ def main() -> int:
 
 def watch(hub: FakeHub, nights: int) -> None:
     """Run the service beside its Hub until the nights are over or a person has seen enough."""
-    CONSOLE.print(f"[bold]2. A Hub of this machine[/]: {hub.url}, with the repository {REPO}")
+    CONSOLE.print(f"[bold]2. A Hub of this machine[/]: HF_ENDPOINT={hub.url} HF_TOKEN={TOKEN} reads {REPO}")
     with running_service(NIGHTS / "data", LOG, settings(hub), free_port(PORT)) as server:
         CONSOLE.print(f"[bold]3. The service[/]: watch it at {server}/ui/schedules/{NAME} (its log: {LOG})")
-        CONSOLE.print(f"   or with: quarry schedules show {NAME} --server {server}")
-        CONSOLE.print("[bold]4. The nights[/]: one a minute; Ctrl-C ends them")
+        CONSOLE.print(f"   or with: {QUARRY} schedules show {NAME} --server {server}")
+        CONSOLE.print(
+            "[bold]4. The nights[/]: one a minute, the first while the engine starts; Ctrl-C ends them"
+        )
         with suppress(KeyboardInterrupt), Quarry(server) as quarry:
             pass_nights(quarry, hub, nights)
+        CONSOLE.print("   the service ends, which takes some seconds")
     CONSOLE.print(f"[bold]5. The dataset[/]: QuarryDataset('hf://datasets/{REPO}', view=Eagle3())")
     read_back(hub)
+    CONSOLE.print(
+        f"   the Hub is gone now; the jobs' folders are in {NIGHTS / 'data' / 'jobs'} until the next start"
+    )
 
 
 def settings(hub: FakeHub) -> Mapping[str, str]:

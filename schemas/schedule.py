@@ -134,7 +134,10 @@ class RunOutcome(OpenEnum):
 
 
 class RunView(Wire):
-    """A slot that has passed. `job_state` is null where there is no job, or no more."""
+    """A slot that has passed. What is said of its job is null where there is none, or no more.
+
+    `detail` says why there is no job, or why it did not complete.
+    """
 
     slot: datetime
     outcome: RunOutcome
@@ -142,6 +145,8 @@ class RunView(Wire):
     detail: str | None = None
     job_id: JobId | None = None
     job_state: JobState | None = None
+    samples_written: int | None = None
+    samples_rejected: int | None = None
 
 
 class ScheduleView(ScheduleRules):

@@ -42,7 +42,7 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
 
     `workers` run beside the API, each where it is placed.
 
-    A database that is away is waited for. Raises OptionRefused, VersionRefused.
+    A database that is away is waited for. Raises OptionRefused, as where the port is taken; VersionRefused.
     """
     # A request of a hundred thousand samples is made in one go: Python would look through it a hundred times.
     gc.set_threshold(100_000, 10, 10)
@@ -67,8 +67,12 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
         server_header=False,
         **({"log_config": None} if settings.log_format == "json" else {}),  # else its lines are its own
     )
-    # Exits with a message if the port is taken, before there is a worker.
-    listener = server.config.bind_socket()
+    try:  # before there is a worker
+        listener = server.config.bind_socket()
+    except SystemExit as error:  # it has said why
+        detail = f"the service cannot listen at {settings.host}, port {settings.port}"
+        cure = "end what listens there, or give another QUARRY_PORT"
+        raise OptionRefused(detail, field="port", cure=cure) from error
 
     def end() -> None:
         server.should_exit = True

@@ -95,7 +95,7 @@ def extract(
     """Run one job here, without a server; run it again to go on where it stopped."""
     check_python()
     from service.cli.foreground import extract_to
-    from service.cli.progress_bar import amounts, progress_display
+    from service.cli.progress_bar import amounts, counts, progress_display
 
     settings = load_settings()
     log_to_stderr(settings.log_format, logging.WARNING)
@@ -113,7 +113,7 @@ def extract(
     if ending.published is not None:
         say(f"{ending.published} holds this job's dataset already: nothing was captured")
         return
-    say(f"{out}: {ending.progress.samples_written} samples, {amounts(ending.progress)}")
+    say(f"{out}: {counts(ending.progress)}, {amounts(ending.progress)}")
     if strict and ending.progress.samples_rejected:
         raise typer.Exit(EXIT_NOT_COMPLETE)
 

@@ -9,7 +9,7 @@ from typing import Self, TextIO
 import rich.progress
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from schemas.job import JobState, JobSummary, Progress
 from service.visible import one_line
@@ -27,7 +27,6 @@ class Bar(rich.progress.Progress):
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[amounts]}"),
             TimeRemainingColumn(),
             console=Console(file=stream),
@@ -37,12 +36,13 @@ class Bar(rich.progress.Progress):
     def show(self, job: JobSummary) -> None:
         """Move the bar. Its length is known when planning is done."""
         progress = job.progress
+        written = f"{counts(progress)}, {amounts(progress)}{self._rate.shown(progress.tokens_written)}"
         self.update(
             self._task,
             description=f"{job.state.value}{_delay(job)}",
             total=progress.samples_planned if progress.plan_done else None,
             completed=progress.samples_written + progress.samples_rejected,
-            amounts=f"{amounts(progress)}{self._rate.shown(progress.tokens_written)}{to_upload(job)}",
+            amounts=f"{written}{to_upload(job)}",
         )
 
 
@@ -95,15 +95,21 @@ ProgressDisplay = Bar | Lines
 
 
 def counts(progress: Progress) -> str:
-    """Return `3/9 samples`; `3/9+` while there may be more."""
-    done = progress.samples_written + progress.samples_rejected
-    return f"{done}/{progress.samples_planned}{'' if progress.plan_done else '+'} samples"
+    """Return `3/9 samples` written, `3/9+` while there may be more, with the samples that are not written."""
+    more = "" if progress.plan_done else "+"
+    left_out = {
+        "rejected": progress.samples_rejected,
+        "known": progress.samples_known,
+        "given up": progress.samples_given_up,
+    }
+    others = (f"{count} {name}" for name, count in left_out.items() if count)
+    return ", ".join([f"{progress.samples_written}/{progress.samples_planned}{more} samples", *others])
 
 
 def to_upload(job: JobSummary) -> str:
     """Return `, 2 units to upload`; nothing where no committed unit waits for its repository."""
     lag = job.progress.units_done - job.progress.units_stored
-    return f", {lag} units to upload" if job.repository and lag else ""
+    return f", {lag} unit{'s' * (lag > 1)} to upload" if job.repository and lag else ""
 
 
 def _delay(job: JobSummary) -> str:
@@ -121,11 +127,5 @@ def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:
 
 
 def amounts(progress: Progress) -> str:
-    """Return `12,345 tokens, 1.2 GB`, with the samples that are not written where there are any."""
-    written = f"{progress.tokens_written:,} tokens, {decimal(progress.bytes_written)}"
-    left_out = {
-        "rejected": progress.samples_rejected,
-        "known": progress.samples_known,
-        "given up": progress.samples_given_up,
-    }
-    return ", ".join([written, *(f"{count} {name}" for name, count in left_out.items() if count)])
+    """Return `12,345 tokens, 1.2 GB`."""
+    return f"{progress.tokens_written:,} tokens, {decimal(progress.bytes_written)}"

@@ -15,6 +15,7 @@ from service.cli.job_file import json_in, read_document
 from service.cli.server import SERVER, AsJson, Quarry
 from service.control.request_body import parse_body
 from service.errors import RequestError
+from service.visible import one_line
 
 app = group("schedules", "Make, list, pause, run and delete the schedules of a running service.")
 
@@ -152,8 +153,11 @@ def _fields(schedule: ScheduleView) -> tuple[str, ...]:
 
 
 def _run_line(run: RunView) -> str:
-    parts = [f"{run.slot:%Y-%m-%d %H:%M} UTC", run.outcome.value, run.job_id, run.job_state, run.detail]
-    return "  ".join(str(part) for part in parts if part is not None)
+    parts = [f"{run.slot:%Y-%m-%d %H:%M} UTC", run.outcome.value, run.job_id, run.job_state]
+    if run.samples_written is not None:
+        parts.append(f"{run.samples_written} written, {run.samples_rejected} rejected")
+    parts.append(one_line(run.detail or ""))
+    return "  ".join(filter(None, parts))
 
 
 def _print(schedule: ScheduleView, as_json: bool, runs: Sequence[RunView] = ()) -> None:
@@ -164,7 +168,7 @@ def _print(schedule: ScheduleView, as_json: bool, runs: Sequence[RunView] = ()) 
     waiting = schedule.waiting_slot
     facts: list[tuple[str, object]] = [
         ("name", schedule.name),
-        ("state", schedule.state.value),
+        ("state", f"{schedule.state.value}{', failing' if schedule.failing else ''}"),
         ("cron", f"{schedule.cron} ({schedule.time_zone})"),
         ("missed", schedule.missed.value),
         ("overlap", schedule.overlap.value),

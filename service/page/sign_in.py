@@ -22,7 +22,15 @@ router = pages()
 
 
 def _form(request: Request, to: str, problem: str | None, who: Caller | None, status: int) -> Response:
-    response = page(request, "sign_in.html", status, to=to, problem=problem, signed_in=who)
+    response = page(
+        request,
+        "sign_in.html",
+        status,
+        to=to,
+        problem=problem,
+        signed_in=who,
+        by_cookie=cookie_name(request) in request.cookies,
+    )
     # With "no-referrer" a browser would not say that the form's answer comes from this page.
     response.headers["Referrer-Policy"] = "same-origin"
     return response

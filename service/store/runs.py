@@ -1,10 +1,11 @@
 """What became of a schedule's slots: one row a slot, of which old ones are deleted."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import and_, delete, exists, func, or_, select, update
 
-from schemas.job import JobState
+from schemas.job import JobState, Problem
 from schemas.schedule import RunOutcome, RunView
 from service.store.database import Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
@@ -41,12 +42,21 @@ def cut_short(tx: Transaction, schedule: int, job_id: str, detail: str) -> None:
 def page(tx: Transaction, schedule: int, *, before: datetime | None = None, limit: int) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first."""
     job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("job_state")
-    columns = RUN.c.slot, RUN.c.outcome, RUN.c.at, RUN.c.detail, RUN.c.job_id, job_state
-    query = select(*columns).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
+    of_run = RUN.c.slot, RUN.c.outcome, RUN.c.at, RUN.c.detail, RUN.c.job_id, job_state
+    query = select(*of_run, JOB.c.samples_written, JOB.c.samples_rejected, JOB.c.problem).outerjoin(
+        JOB, JOB.c.id == RUN.c.job_id
+    )
     query = query.where(RUN.c.schedule == schedule).order_by(RUN.c.slot.desc()).limit(limit)
     if before is not None:
         query = query.where(RUN.c.slot < before)
-    return [RunView(**row) for row in tx.connection.execute(query).mappings()]
+    return [_view(dict(row)) for row in tx.connection.execute(query).mappings()]
+
+
+def _view(row: dict[str, Any]) -> RunView:
+    problem: Problem | None = row.pop("problem")
+    if problem is not None and row["job_state"] is not JobState.COMPLETED:
+        row["detail"] = row["detail"] or problem.detail
+    return RunView(**row)
 
 
 def last_good_at(tx: Transaction, schedule: int) -> datetime | None:

@@ -12,7 +12,7 @@ from service.control import scheduling
 from service.errors import Conflict, NotFound
 from service.store import Store, deletion, jobs, runs, schedules
 from service.store.tables import JOB
-from tests.support.store_cases import Clock
+from tests.support.store_cases import PROBLEM, Clock, stop_job
 
 REQUEST = {"model": "org/model", "source": {"kind": "file", "path": "conversations.jsonl"}}
 HOUR_S = 3600
@@ -215,6 +215,17 @@ def test_what_was_meant_for_a_deleted_schedule_is_not_done_to_the_next_of_its_na
     assert store.read(schedules.schedule_view, "hourly") == before
 
 
+def test_a_run_says_what_its_job_wrote_and_why_it_failed(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    look(store)
+    run = store.read(schedules.past, "hourly")[0]
+    assert (run.samples_written, run.samples_rejected, run.detail) == (0, 0, None)
+    stop_job(store, str(run.job_id), JobState.BLOCKED, PROBLEM)
+    run = store.read(schedules.past, "hourly")[0]
+    assert (run.job_state, run.detail) == (JobState.BLOCKED, PROBLEM.detail)
+
+
 def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, clock: Clock) -> None:
     """1. A job is completed. 2. The next one fails. 3. Both are deleted."""
     store.write(schedules.add, schedule())
@@ -232,7 +243,10 @@ def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, c
         store.write(deletion.begin, str(run.job_id), with_dataset=False)
         store.write(deletion.forget, str(run.job_id))
     assert store.read(jobs.page)[0] == []
-    assert store.read(schedules.schedule_view, "hourly") == before
+    assert before.last_run is not None
+    gone = before.last_run.model_copy(update={"samples_written": None, "samples_rejected": None})
+    after = store.read(schedules.schedule_view, "hourly")
+    assert after == before.model_copy(update={"last_run": gone})
 
 
 @pytest.mark.parametrize(

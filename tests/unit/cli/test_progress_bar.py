@@ -6,7 +6,7 @@ import pytest
 
 from schemas.job import JobState, JobSummary, Progress
 from service.cli.jobs import fields
-from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display
+from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, counts, progress_display
 from service.errors import HubUnavailable
 from tests.support.api import job_summary as job
 
@@ -81,7 +81,7 @@ DONE = {"samples_planned": 9, "samples_written": 8, "samples_rejected": 1, "plan
     ("shown", "texts"),
     [
         (standing_still(), ["retrying"]),
-        (job(JobState.COMPLETED, **DONE), ["completed", "9/9"]),
+        (job(JobState.COMPLETED, **DONE), ["completed", "8/9 samples, 1 rejected"]),
     ],
 )
 def test_a_bar_shows_state_and_counts_and_why_a_push_stands_still(shown, texts):
@@ -92,10 +92,10 @@ def test_a_bar_shows_state_and_counts_and_why_a_push_stands_still(shown, texts):
         assert text in stream.getvalue().replace("\n", " ")
 
 
-def test_amounts_tell_of_rejects_only_where_there_are_some():
+def test_what_is_not_written_is_not_counted_as_written():
     assert amounts(Progress(tokens_written=12345, bytes_written=1536)) == "12,345 tokens, 1.5 kB"
-    left_out = Progress(samples_rejected=2, samples_known=30, samples_given_up=4)
-    assert amounts(left_out).endswith(", 2 rejected, 30 known, 4 given up")
+    left_out = Progress(samples_planned=6, samples_rejected=2, samples_known=30, samples_given_up=4)
+    assert counts(left_out) == "0/6+ samples, 2 rejected, 30 known, 4 given up"
 
 
 def test_what_is_watched_says_how_fast_it_is_and_what_is_left_to_upload():
