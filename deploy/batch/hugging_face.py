@@ -1,6 +1,6 @@
 """Schedules one night on Hugging Face's machines: run it once, with a token that may start jobs there.
 
-    python hugging_face.py --namespace my-org --image my-registry/eagle-quarry:0.1.0 --input my-org/nightly
+    python hugging_face.py --namespace my-org --image my-registry/eagle-quarry:0.2.0 --input my-org/nightly
 
 With `--parts 16` it schedules sixteen jobs, each for a part of the rows.
 It prints the id of each scheduled job; `hf jobs scheduled trigger ID` begins a night now.

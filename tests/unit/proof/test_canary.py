@@ -304,7 +304,7 @@ def test_prompts_fit_into_any_model(vocab_size, max_len):
         ("engine", {"version": "2"}, False),
         ("engine", {"device": "cuda"}, False),
         ("engine", {"options": {"enforce_eager": True}}, False),
-        (None, {"service_version": "0.2.0"}, False),
+        (None, {"service_version": "9.9.9"}, False),
         ("identity", {"source_fingerprint": "9" * 64}, True),
     ],
 )
