@@ -92,7 +92,7 @@ def test_a_worker_on_each_gpu_shares_a_job(tmp_path: Path, tools: Path) -> None:
         QUARRY_UNIT_MAX_SAMPLES="10",
         CUDA_DEVICE_ORDER="PCI_BUS_ID",
     )
-    assert re.search(r"^good +gpu 1 ", said, re.MULTILINE)
+    assert re.search(r"^not seen +driver +torch for the CPU", said, re.MULTILINE)
     assert "completed: 200/200 samples" in said
     assert len(re.findall(r"^[0-9a-f]{32}\t.*data folder\t.*capture@", said, re.MULTILINE)) == 2
     assert re.search(r"^quarry_worker_committed_units_total [0-9.]+$", said, re.MULTILINE)

@@ -90,7 +90,9 @@ def until(browser: Browser, expression: str) -> None:
 
 def test_a_page_follows_its_jobs_and_rests_while_nobody_looks(service: Seeded, browser: Browser):
     """1. A running job's page is open. 2. Its numbers grow, and what is used stays. 3. The tab is hidden."""
-    browser.open(f"{service.url}{service.pages()['job']}", width=1280)
+    request = service.client.get(f"/jobs/{service.jobs['running']}/request").json()
+    made = service.client.post("/extract", json=request, params={"priority": 9}).raise_for_status().json()
+    browser.open(f"{service.url}/ui/jobs/{made['id']}", width=1280)
     written = "Number(document.getElementById('written').textContent.replaceAll(',', ''))"
     first = browser.ask(written)
     browser.ask("document.querySelector('details').open = true; document.querySelector('summary').focus(); 1")
