@@ -61,7 +61,8 @@ def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem, wait_s: 
     until = tx.now + timedelta(seconds=max(wait_s, WAITS_S[0]))
     of_owner = JOB.c.id == TASK.c.job_id, JOB.c.owner.is_not_distinct_from(job.owner)
     origin = f"https://{urlsplit(job.webhook or '').netloc}"
-    to_host = exists().where(*of_owner, JOB.c.webhook.startswith(origin, autoescape=True))
+    urls = (JOB.c.webhook.startswith(f"{origin}{rest}", autoescape=True) for rest in "/?#")
+    to_host = exists().where(*of_owner, or_(JOB.c.webhook == origin, *urls))
     early = or_(TASK.c.not_before.is_(None), TASK.c.not_before < until)
     others = update(TASK).where(OPEN_WEBHOOK, TASK.c.state == TaskState.PENDING, to_host, early)
     tx.connection.execute(others.values(not_before=until))

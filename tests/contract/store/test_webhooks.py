@@ -13,7 +13,14 @@ from schemas.keys import NewKey, Scope
 from schemas.webhook import Webhook, WebhookBody
 from service.control import webhooks as control
 from service.control.webhooks import run_webhooks, secret
-from service.errors import IllegalMove, LeaseLost, OptionRefused, QuotaExceeded, StoreUnavailable
+from service.errors import (
+    IllegalMove,
+    LeaseLost,
+    OptionRefused,
+    QuotaExceeded,
+    StoreUnavailable,
+    WebhookFailed,
+)
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, keys, transitions, webhooks
 from service.work.keeper import Keeper
@@ -302,6 +309,22 @@ def test_what_waits_for_a_receiver_that_fails_lets_others_go_first(
     clock.advance(webhooks.WAITS_S[0])
     assert [run(store, settings) for _ in range(4)] == [True, True, True, False], "the third fails again"
     assert [said(store, job)[-1][0] for job in (JOB, OTHER)] == ["webhook: answered 204"] * 2
+
+
+def test_a_host_whose_name_only_begins_as_that_of_one_that_fails_is_another(store: Store):
+    submit(store, "https://hooks.example?job=1", job=JOB)
+    submit(store, "https://hooks.example/x", job=OTHER)
+    submit(store, "https://hooks.example.org/x", job=THIRD)
+    store.write(jobs.cancel, JOB)
+    lease = webhooks.lease(store, OWNER, TTL_S)
+    assert lease is not None
+    for job in (OTHER, THIRD):
+        store.write(jobs.cancel, job)
+    store.write(webhooks.undelivered, lease, WebhookFailed("busy").problem(), 3600.0)
+    following = webhooks.lease(store, OWNER, TTL_S)
+    assert following is not None and following.job_id == THIRD
+    store.write(webhooks.delivered, following, 204)
+    assert webhooks.lease(store, OWNER, TTL_S) is None
 
 
 @pytest.mark.parametrize(
