@@ -106,7 +106,7 @@ def complete(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = extract(folder / "job.json", out)
     assert done.returncode == 0, done.stderr
     assert "completed: 2/3 samples, 1 rejected" in done.stderr
-    assert "2 samples" in done.stdout
+    assert "2/3 samples" in done.stdout
     assert "1 rejected" in done.stdout
     return out
 
