@@ -110,7 +110,7 @@ def test_a_dead_engine_costs_no_sample_and_its_units_no_attempt(shop, target, mo
     assert job.state is JobState.COMPLETED, job.problem
     assert_whole(shop, job.id, written=40, rejected=0)
     rows = shop.store.read(units.of_job, job.id)
-    assert {row.attempts for row in rows} == {1} and max(row.epoch for row in rows) == 2
+    assert {row.attempts for row in rows} == {1} and max(row.epoch for row in rows) > 1
 
 
 def test_states_that_are_not_the_models_fail_the_job_by_name(shop, target, monkeypatch):

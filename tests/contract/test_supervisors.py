@@ -50,7 +50,8 @@ def test_a_unit_that_meets_a_bug_in_a_writer_thread_runs_again_and_costs_no_samp
     assert job.state is JobState.COMPLETED, job.problem
     rows = shop.store.read(units.of_job, job.id)
     assert len(rows) > 1 and len(hit) == 1
-    assert [row.epoch for row in rows] == [2 if row.unit in hit else 1 for row in rows]
+    # A lease that is given back unread, as a sick worker does with a unit's, takes an epoch too: 2 or more.
+    assert [row.unit for row in rows if row.epoch > 1] == hit
     (told,) = [event.problem for event in shop.store.read(jobs.events, job.id) if event.problem is not None]
     assert told.type == "urn:quarry:engine-died" and "KeyError('nobody foresaw this')" in told.detail
     assert sorted(row["source_id"] for row in shop.rows(job.id)) == sorted(one["id"] for one in SAMPLES)
