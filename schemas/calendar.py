@@ -68,6 +68,10 @@ class Calendar(Wire):
         slots = (slot for slot, _ in groupby(self._slots(moment - CLOCK_CHANGE)) if slot > moment)
         return [slot for slot in islice(slots, count) if self.ends_at is None or slot <= self.ends_at]
 
+    def shown(self, at: datetime) -> str:
+        """Return a time as its time zone's clocks show it: `Sat 2026-11-28 03:00 CET`."""
+        return f"{at.astimezone(ZoneInfo(self.time_zone)):%a %Y-%m-%d %H:%M %Z}"
+
     def _slots(self, start: datetime, reverse: bool = False) -> Iterator[datetime]:
         """Yield slots from about `start` on, in order, some of them twice."""
         both = (self._slots_by_fold(start, reverse, fold) for fold in (0, 1))

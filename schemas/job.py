@@ -123,9 +123,7 @@ class JobSummary(Wire):
     hub_commit: str | None = Field(default=None, description="of the dataset repository, with the whole job")
     created_at: datetime
     updated_at: datetime
-    waits: str | None = Field(
-        default=None, description="which workers take no unit of it now, since their engine dies, and of what"
-    )
+    waits: str | None = Field(default=None, description="why none of it is captured now, where that is known")
 
 
 class JobPage(Wire):

@@ -102,6 +102,8 @@ class Capture:
         self._at_once = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
+        self._news = asyncio.Event()
+        """Set when the worker's row is out of date."""
 
     def stop_at_once(self) -> None:
         """Stop, and give back what is in the engine too; end a drain that has begun."""
@@ -155,7 +157,8 @@ class Capture:
                 await asyncio.to_thread(self._store.write, said)
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
-            await unless(asyncio.sleep(self._settings.lease_s / BEATS), ended)
+            await unless(asyncio.sleep(self._settings.lease_s / BEATS), ended, self._news)
+            self._news.clear()
 
     async def _known_host(self) -> int:
         """Raises what `host_of` raises."""
@@ -282,7 +285,9 @@ class Capture:
                 logger.info("starting the engine for %s", lease.model)
                 head = await self._engine.prepare(spec)
                 await canary.begin_early(spec, head)
+                self._news.set()
                 session = await self._engine.start(lease, spec, head)
+                self._news.set()
             try:
                 await canary.ensure(session, inspect)
             except (StatesWrong, EngineRefused):

@@ -23,6 +23,9 @@ EXIT_BLOCKED = 5
 EXIT_TRY_AGAIN = os.EX_TEMPFAIL
 """What failed may pass: the one failure after which a batch system runs the same command again."""
 
+WIDE = 15
+"""Characters of a field that a table leaves on one line; a longer one may be folded, but for the first."""
+
 
 def group(name: str, purpose: str) -> typer.Typer:
     """Return the parent of commands."""
@@ -78,7 +81,11 @@ def show_list(
 
 
 def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table that fits the terminal; elsewhere a line for each row, its fields apart by tabs."""
+    """Print a table on a terminal, or where that is too narrow each row's fields one under the other.
+
+    Elsewhere a line for each row, its fields apart by tabs. On a terminal an empty field is left out, as is
+    the column that has no other.
+    """
     if not sys.stdout.isatty():
         for row in rows:
             say(*row)
@@ -87,11 +94,22 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(one_line(str(field))) for field in row))
-    Console().print(table)
+    console, texts = Console(), [[one_line(str(field)) for field in row] for row in rows]
+    widths = [
+        max((len(row[number]) for row in texts), default=len(head)) for number, head in enumerate(heads)
+    ]
+    shown = [number for number, width in enumerate(widths) if width]
+    least = widths[0] + sum(2 + min(widths[number], WIDE) for number in shown[1:])
+    if least <= console.width:
+        columns = [Column(heads[number], overflow="fold", no_wrap=number == 0) for number in shown]
+        table = Table(*columns, box=None, pad_edge=False)
+        for row in texts:
+            table.add_row(*(Text(row[number]) for number in shown))
+        console.print(table)
+        return
+    for row in texts:
+        show_facts((head, field or None) for head, field in zip(heads, row, strict=True))
+        print()
 
 
 def show_facts(facts: Iterable[tuple[str, object]]) -> None:

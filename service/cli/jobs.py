@@ -207,7 +207,7 @@ def fields(job: JobSummary) -> tuple[str, ...]:
     """Return a job as a row under `HEADS`."""
     from service.cli.progress_bar import counts
 
-    created = f"{job.created_at:%Y-%m-%d %H:%M:%S}"
+    created = f"{job.created_at:%Y-%m-%d %H:%M} UTC"
     return job.id, job.state.value, counts(job.progress), created, job.model, job.waits or ""
 
 

@@ -13,8 +13,14 @@ from service.logs import log_to_stderr
 from service.settings import Settings, load_settings
 from service.work.placement import Placement, placements
 
+
+def _setting(name: str, said: str) -> str:
+    """Return the help of an option that is a setting too, and whose default is the setting's."""
+    return f"{said} [env: QUARRY_{name.upper()}; default: {Settings.model_fields[name].default}]"
+
+
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the database, plans and datasets. [env: QUARRY_DATA_DIR]")
+    Path | None, typer.Option(help=_setting("data_dir", "Folder of the database, plans and datasets."))
 ]
 
 Workers = Annotated[
@@ -32,8 +38,8 @@ PRIVATE_UMASK = 0o077
 
 def serve(
     data_dir: DataDir = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [env: QUARRY_HOST]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [env: QUARRY_PORT]")] = None,
+    host: Annotated[str | None, typer.Option(help=_setting("host", "Address to listen on."))] = None,
+    port: Annotated[int | None, typer.Option(help=_setting("port", "Port; 0 takes a free one."))] = None,
     with_worker: Annotated[
         bool, typer.Option("--worker/--no-worker", help="Run workers beside the API.")
     ] = True,
@@ -65,7 +71,7 @@ def worker(
         typer.Option(
             metavar="ROLE,...",
             help="What it does: plan, capture, store, finish. 'capture,store' needs no data folder: "
-            "QUARRY_DATA_DIR is then scratch. [env: QUARRY_ROLES]",
+            "QUARRY_DATA_DIR is then scratch. [env: QUARRY_ROLES; default: all]",
         ),
     ] = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,

@@ -92,7 +92,7 @@ def resume(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None
 def run(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Make a job now, in addition to those of the slots."""
     made = quarry.run_schedule(name)
-    say(made.model_dump_json(ensure_ascii=True) if as_json else _run_line(made))
+    say(made.model_dump_json(ensure_ascii=True) if as_json else _run_line(made, quarry.schedule(name)))
 
 
 @app.command()
@@ -147,13 +147,13 @@ def _show(schedules: Iterable[ScheduleView], as_json: bool) -> None:
 
 
 def _fields(schedule: ScheduleView) -> tuple[str, ...]:
-    upcoming = f"{schedule.next_slots[0]:%Y-%m-%d %H:%M} UTC" if schedule.next_slots else "-"
-    last = _run_line(schedule.last_run) if schedule.last_run else "no run yet"
+    upcoming = schedule.shown(schedule.next_slots[0]) if schedule.next_slots else "-"
+    last = _run_line(schedule.last_run, schedule) if schedule.last_run else "no run yet"
     return schedule.name, schedule.state.value, schedule.cron, upcoming, last
 
 
-def _run_line(run: RunView) -> str:
-    parts = [f"{run.slot:%Y-%m-%d %H:%M} UTC", run.outcome.value, run.job_id, run.job_state]
+def _run_line(run: RunView, schedule: ScheduleView) -> str:
+    parts = [schedule.shown(run.slot), run.outcome.value, run.job_id, run.job_state]
     if run.samples_written is not None:
         parts.append(f"{run.samples_written} written, {run.samples_rejected} rejected")
     parts.append(one_line(run.detail or ""))
@@ -173,9 +173,9 @@ def _print(schedule: ScheduleView, as_json: bool, runs: Sequence[RunView] = ()) 
         ("missed", schedule.missed.value),
         ("overlap", schedule.overlap.value),
         ("samples", f"{schedule.samples.value}, changed recipe: {schedule.changed_recipe.value}"),
-        *(("next", f"{slot:%Y-%m-%d %H:%M} UTC") for slot in schedule.next_slots),
-        ("waiting", f"{waiting:%Y-%m-%d %H:%M} UTC, until the previous job ends" if waiting else None),
-        ("last good", f"{schedule.last_good_at:%Y-%m-%d %H:%M} UTC" if schedule.last_good_at else "never"),
-        *(("run", _run_line(run)) for run in runs),
+        *(("next", schedule.shown(slot)) for slot in schedule.next_slots),
+        ("waiting", f"{schedule.shown(waiting)}, until the previous job ends" if waiting else None),
+        ("last good", schedule.shown(schedule.last_good_at) if schedule.last_good_at else "never"),
+        *(("run", _run_line(run, schedule)) for run in runs),
     ]
     show_facts(facts)

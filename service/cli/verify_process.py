@@ -3,6 +3,7 @@
 Such a file is broken, as one that takes forever, and another process reads the rest.
 """
 
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from schemas.names import REPO_ID_PATTERN
 from service.apart import limit_memory, received, start
 from service.cli.console import naming
-from service.errors import DatasetBroken, QuarryError
+from service.errors import DatasetBroken, OptionRefused, QuarryError
 from service.lifeline import FAULTS
 from service.settings import Settings
 
@@ -81,6 +83,9 @@ def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) ->
     try:
         with naming(folder):
             endpoint, token = order.settings.hub_endpoint, order.settings.token()
+            if not folder.is_dir() and re.fullmatch(REPO_ID_PATTERN, order.dataset) is None:
+                cure = "name the folder of a dataset, or NAMESPACE/NAME of a repository"
+                raise OptionRefused(f"there is no folder {order.dataset}", field="PATH_OR_REPO", cure=cure)
             hub_files = None if folder.is_dir() else HubFiles(order.dataset, endpoint=endpoint, token=token)
             files = hub_files or folder
             report = verify_dataset(files, model_folder=model, tally=tally, reading=reading)

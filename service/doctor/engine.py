@@ -114,11 +114,13 @@ def model(name: str, settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Findin
     weights = weight_bytes(name, settings) / size
     detail = f"{weights / GIB:.1f} GiB of weights a GPU"
     if not gpus:
-        detail += f", for which it should have {weights * ROOM / share / GIB:.1f}; no memory of a GPU is seen"
+        detail += (
+            f", for which it should have {weights * ROOM / share / GIB:.1f} GiB; no memory of a GPU is seen"
+        )
         yield Finding("model", Verdict.UNSEEN, detail, NO_GPU)
         return
     least = min(gpu.total_bytes for gpu in gpus)
-    detail += f"; an engine takes {share * least / GIB:.1f} of {least / GIB:.1f}"
+    detail += f"; an engine takes {share * least / GIB:.1f} of {least / GIB:.1f} GiB"
     cure = f"split it over more GPUs (QUARRY_TENSOR_PARALLEL_SIZE is {size}), or take a quantized model"
     yield Finding("model", at_least(share * least, ROOM * weights, weights), detail, cure)
 

@@ -31,7 +31,7 @@ def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
     workers = -(-num_gpus // settings.tensor_parallel_size)
     wanted = 2 * workers + (1 + CORES_A_GB_S * STATES_GB_S) * num_gpus
     cure = "give the container or the batch job more: GPUs wait while states are written"
-    detail = f"{here:g}" + (f"; what the GPUs need keeps up to {wanted:.1f} busy" if num_gpus else "")
+    detail = f"{here:g} to use" + (f"; what the GPUs need keeps up to {wanted:.1f} busy" if num_gpus else "")
     yield Finding("cores", at_least(here, wanted), detail, cure)
 
 
@@ -52,7 +52,7 @@ def memory(settings: Settings, num_gpus: int) -> Iterator[Finding]:
 
     free, size = available_bytes(), settings.tensor_parallel_size
     wanted = settings.pool_bytes * max(num_gpus, size) + settings.planners * settings.plan_memory_bytes
-    detail = f"{free / GIB:.1f} GiB to take; pools and planning take {wanted / GIB:.1f}"
+    detail = f"{free / GIB:.1f} GiB to take; pools and planning take {wanted / GIB:.1f} GiB"
     cure = "give the container more, or lower QUARRY_POOL_BYTES or QUARRY_PLANNERS"
     yield Finding("memory", at_least(free, wanted, settings.pool_bytes * size), detail, cure)
 
@@ -61,7 +61,7 @@ def shared_memory(settings: Settings, folder: Path = Path("/dev/shm")) -> Iterat
     """Look at the room that the engine's processes share."""
     free = shutil.disk_usage(folder).free
     needed = SHARED_BYTES if settings.tensor_parallel_size > 1 else 0
-    detail = f"{free / GIB:.2f} GiB free in {folder}, an engine may take {SHARED_BYTES / GIB:g}"
+    detail = f"{free / GIB:.2f} GiB free in {folder}, an engine may take {SHARED_BYTES / GIB:g} GiB"
     cure = "start the container with --ipc=host or --shm-size=16g"
     yield Finding("shared memory", at_least(free, SHARED_BYTES, needed), detail, cure)
 
@@ -73,8 +73,8 @@ def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
     free, reserved = shutil.disk_usage(folder).free, settings.min_free_bytes
     units = settings.units_in_flight + settings.units_in_proof
     waiting = settings.scratch_bytes or Storage().shard_bytes * units
-    detail = f"{free / GB:.1f} GB free at {folder}; {waiting / GB:.1f} may wait there beside "
-    detail += f"QUARRY_MIN_FREE_BYTES, {reserved / GB:.1f}"
+    detail = f"{free / GB:.1f} GB free at {folder}; {waiting / GB:.1f} GB may wait there beside "
+    detail += f"the {reserved / GB:.1f} GB of QUARRY_MIN_FREE_BYTES"
     cure = "free space, name a larger disk in QUARRY_DATA_DIR, or lower QUARRY_SCRATCH_BYTES"
     yield Finding("disk room", at_least(free, waiting + reserved, reserved), detail, cure)
     if free < reserved + PROBE_BYTES:
@@ -82,7 +82,7 @@ def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
         yield Finding("disk speed", Verdict.UNSEEN, detail, "free space")
         return
     rate, wanted = written_gb_s(folder), STATES_GB_S * max(1, num_gpus)
-    detail = f"{rate:.2f} GB/s written and synced; an 8B target makes up to {STATES_GB_S:g} on each GPU"
+    detail = f"{rate:.2f} GB/s written and synced; an 8B target makes up to {STATES_GB_S:g} GB/s on each GPU"
     cure = "GPUs wait for a slow disk: take NVMe, or store fewer layers (docs/sizing.md)"
     yield Finding("disk speed", at_least(rate, wanted, wanted / 10), detail, cure)
 

@@ -15,7 +15,7 @@ from service.api.routes.resources import CallerOf, JobOf, StoreOf
 from service.page.answers import page
 from service.page.progress import rates
 from service.page.session import pages
-from service.store import JobRow, Transaction, canaries, commits, jobs, units
+from service.store import JobRow, Transaction, canaries, commits, jobs, schedules, units
 from service.visible import visible
 
 EVENTS_SHOWN, UNITS_SHOWN, FILES_SHOWN, REJECTS_COUNTED, CHECKS_COUNTED = 12, 20, 4, 500, 100
@@ -73,6 +73,7 @@ def job_context(tx: Transaction, job: JobRow) -> dict[str, Any]:
     made = job.provenance
     canary = None if made is None else canaries.report(tx, canaries.canary_digest(made))
     return {
+        "schedule": schedules.name_of(tx, job.id),
         "rates": rates(events, datetime.now(UTC)),
         "in_work": units.in_work(tx, job.id),
         "open_units": units.open_units(tx, job.id, UNITS_SHOWN),

@@ -61,7 +61,7 @@ def waits_for(job: JobSummary) -> str | None:
     if job.waits is not None:
         return job.waits
     if job.state in {JobState.QUEUED, JobState.RUNNING} and not job.progress.units_planned:
-        return "its plan" if job.state is JobState.RUNNING else "a planner that is free"
+        return "its plan" if job.state is JobState.RUNNING else "a worker that plans"
     if job.problem is not None and job.state in {JobState.BLOCKED, JobState.FAILED}:
         return job.problem.detail
     return WAITS.get(job.state)

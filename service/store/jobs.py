@@ -36,6 +36,7 @@ from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 CURSOR = re.compile("[0-9]{1,18}")
 """The number of the last job on the page before: the job may be deleted meanwhile."""
 MADE = ("progress", "repository", "waits")
+STARTS = "an engine that starts and loads the model"
 """What of a job is no column of its row."""
 RECENT_EVENTS = 20
 _READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256", "keeps_local", "publish_subject")
@@ -304,11 +305,12 @@ def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
     def cause(row: RowMapping) -> str | None:
         if places is None or row["state"] not in TO_CAPTURE:
             return None
+        starts = STARTS if row["id"] in places.starting else None
         if row["publish_subject"] == row["id"]:
             consumed = None if row["keeps_local"] else consumers.waits(tx, row["id"], places.disk)
-            return waits.get(row["model_sha256"]) or places.away or consumed
+            return waits.get(row["model_sha256"]) or places.away or consumed or starts
         full = places.disk if places.everywhere or not row["keeps_local"] else None
-        return waits.get(row["model_sha256"]) or full
+        return waits.get(row["model_sha256"]) or full or starts
 
     return [
         JobRow(

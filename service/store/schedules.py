@@ -240,6 +240,13 @@ def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
     ]
 
 
+def name_of(tx: Transaction, job_id: str) -> str | None:
+    """Return the name of the schedule that made a job; none where there is none, or no more."""
+    of_job = select(SCHEDULE.c.name).join(RUN, RUN.c.schedule == SCHEDULE.c.number)
+    name: str | None = tx.connection.scalar(of_job.where(RUN.c.job_id == job_id))
+    return name
+
+
 def request_json(tx: Transaction, which: Which) -> str:
     """Return the request that a schedule's jobs are made of. Raises NotFound."""
     return str(_one(tx, select(SCHEDULE_REQUEST.c.body).join(SCHEDULE), which)["body"])

@@ -113,8 +113,8 @@ class NewJob:
 class JobRow:
     """A job as stored, without its request.
 
-    `identity` is known from planning on, `provenance` from the first commit on. `waits` says which workers
-    take no unit of it, and why; `repository` is the Hub's that it is pushed to.
+    `identity` is known from planning on, `provenance` from the first commit on. `waits` says why no
+    unit of it is captured; `repository` is the Hub's that it is pushed to.
     """
 
     id: str

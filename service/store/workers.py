@@ -133,22 +133,26 @@ class Waits(NamedTuple):
     """Why workers take no unit of jobs, whatever their model.
 
     `disk`: of those whose shards go when they are stored, for room; and it is every worker. `away`: of those
-    that are pushed nowhere, since no worker is at the data folder.
+    that are pushed nowhere, since no worker is at the data folder. `starting`: the jobs whose units are held
+    by workers alone that have no engine yet.
     """
 
     disk: str | None
     everywhere: bool
     away: str | None
+    starting: frozenset[str]
 
 
 def places(tx: Transaction) -> Waits:
     """Say for what places the workers that are there wait."""
-    query = select(WORKER.c.host, WORKER.c.waits).where(WORKER.c.alive_until > tx.clock)
+    query = select(WORKER.c.host, WORKER.c.waits, WORKER.c.status).where(WORKER.c.alive_until > tx.clock)
     there = tx.connection.execute(query.order_by(WORKER.c.owner)).all()
     disk = "; ".join(dict.fromkeys(row.waits for row in there if row.waits)) or None
     away = "a worker at the data folder: the job is pushed nowhere, and those that are there see none"
     is_away = bool(there) and all(row.host != HOME for row in there)
-    return Waits(disk, all(row.waits for row in there), away if is_away else None)
+    held = {(row.status.job, row.status.engine is None) for row in there if row.status.units}
+    starting = frozenset(job for job, starts in held if starts and (job, False) not in held)
+    return Waits(disk, all(row.waits for row in there), away if is_away else None, starting)
 
 
 def engine_died(

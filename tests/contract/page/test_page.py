@@ -1,23 +1,18 @@
 """The page over HTTP: who sees what, what a browser may do with it, and what strangers wrote does nothing."""
 
 import re
-import shlex
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from html import unescape
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import httpx2
 import pytest
 from sqlalchemy import update
-from typer.testing import CliRunner
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
-from service.cli.entry import app
 from service.errors import NotFound
 from service.page import session
 from service.page.jobs import job_context
@@ -25,85 +20,27 @@ from service.settings import Settings
 from service.store import Store, deletion, hosts, jobs, plans, runs, schedules, workers
 from service.store.tables import JOB, SICKNESS
 from service.store.transitions import lock_job, record
+from tests.contract.page.conftest import (
+    ADMIN,
+    add_key,
+    bearer,
+    cancel_others,
+    cookie,
+    cookie_name,
+    of_job,
+    sign_in,
+    submit,
+    text_of,
+)
 from tests.support.api import api_settings, begin, complete, job_body, reject, serving, small_target, stored
 from tests.support.store_cases import stop_job
 
-ADMIN = "a" * 40
-EVERY = ["jobs:read", "jobs:write", "schedules", "metrics"]
 BIDI = "\u202e\u2066\x1b\x00"
 EVIL = (
     "<script>document.title='owned'</script>\"><img src=x onerror=\"document.title='owned'\">"
     "'{{7*7}}</title></textarea>javascript:alert(1)" + BIDI
 )
 LONG = "x" * 10_000
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "admin").write_text(ADMIN)
-    return api_settings(folder, admin_key_file=folder / "admin")
-
-
-@pytest.fixture(scope="module")
-def api(settings: Settings) -> Iterator[httpx2.Client]:
-    with serving(settings) as client:
-        yield client
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Store]:
-    with stored(settings) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def model(settings: Settings) -> Path:
-    return small_target(settings.model_roots[0] / "model")
-
-
-def bearer(key: str = ADMIN) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-def add_key(api: httpx2.Client, name: str = "team-a", **grants: Any) -> tuple[str, str]:
-    """Make a key; return its id and itself."""
-    answer = api.post("/keys", json={"name": name, "scopes": EVERY} | grants, headers=bearer())
-    assert answer.status_code == 201, answer.text
-    return answer.json()["id"], answer.json()["key"]
-
-
-def cookie_name(api: httpx2.Client) -> str:
-    return f"quarry_session_127_0_0_1_{api.base_url.port}"
-
-
-def sign_in(api: httpx2.Client, key: str = ADMIN, to: str = "/ui/workers", **headers: str) -> httpx2.Response:
-    answer = api.post("/ui/sign-in", data={"key": key, "to": to}, headers=headers)
-    api.cookies.clear()  # each request says itself whose it is
-    return answer
-
-
-def cookie(api: httpx2.Client, key: str = ADMIN) -> dict[str, str]:
-    """Return the header of somebody who is signed in."""
-    answer = sign_in(api, key)
-    assert answer.status_code == 303, answer.text
-    return {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
-
-
-def submit(api: httpx2.Client, model: Path, key: str = ADMIN, **changes: Any) -> str:
-    answer = api.post("/extract", json=job_body(model, **changes), headers=bearer(key))
-    assert answer.status_code == 202, answer.text
-    return answer.json()["id"]
-
-
-def of_job(job_id: str) -> list[str]:
-    return [f"/ui/jobs/{job_id}{rest}" for rest in ("", "/files", "/rejects", "/samples/0/0")]
-
-
-def text_of(answer: httpx2.Response, status: int = 200) -> str:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    return answer.text
 
 
 def test_without_a_key_every_page_leads_to_the_sign_in(api: httpx2.Client):
@@ -263,9 +200,7 @@ def test_every_answer_bounds_what_a_browser_does_with_it(api: httpx2.Client):
 def test_all_is_there_without_scripts_and_lists_have_pages(api: httpx2.Client, store: Store, model: Path):
     signed_in = cookie(api)
     job_id = submit(api, model)
-    for row in store.read(jobs.page, limit=200)[0]:
-        if row.id != job_id and row.state is JobState.QUEUED:
-            store.write(jobs.cancel, row.id)
+    cancel_others(store, job_id)
     complete(store, job_id, num_units=3, rejects=4)
     text = re.sub(r"<[^>]*>", " ", text_of(api.get(f"/ui/jobs/{job_id}", headers=signed_in)))
     text = " ".join(text.split())
@@ -316,23 +251,6 @@ def test_services_on_one_host_keep_their_sessions_apart(api: httpx2.Client, tmp_
         both = "; ".join(cookie(one, key)["Cookie"] for one, key in ((api, ADMIN), (other, "b" * 40)))
         for one in (api, other):
             assert one.get("/", headers={"Cookie": both}).status_code == 200
-
-
-def test_the_commands_work_as_they_are_pasted(
-    api: httpx2.Client, store: Store, model: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """At any address, with the key of the environment."""
-    monkeypatch.setenv("QUARRY_KEY", ADMIN)
-    job_id = submit(api, model)
-    for verb, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
-        text = text_of(api.get(f"/ui/jobs/{job_id}", headers=cookie(api)))
-        commands = [shlex.split(unescape(one)) for one in re.findall(r"<code>(quarry [^<]*)</code>", text)]
-        (command,) = [one for one in commands if one[2] == verb]
-        assert CliRunner().invoke(app, command[1:]).exit_code == 0
-        assert store.read(jobs.state, job_id) == state
-    over_tls = cookie(api) | {"X-Forwarded-Proto": "https"}
-    text = text_of(api.get(f"/ui/jobs/{job_id}", headers=over_tls))
-    assert f"--server https://127.0.0.1:{api.base_url.port}<" in text
 
 
 def test_a_job_that_is_deleted_while_its_page_is_made_is_not_found(

@@ -129,6 +129,25 @@ def test_hosts_are_shown_with_their_workers_and_what_they_have_to_store(store: S
     assert [one.id for one in store.read(hosts.views)] == ["a" * 32]
 
 
+def test_a_job_waits_for_an_engine_while_those_that_hold_its_units_have_none(store: Store) -> None:
+    """1. A worker with an engine does nothing. 2. Two start theirs for a job. 3. One of them is ready."""
+    home = store.write(hosts.register, "a" * 32, "home", is_home=True)
+    start_units(store, number=1)
+    holding = WorkerStatus(job=job_id(1), units=1)
+    ready = holding.model_copy(update={"engine": "vllm 0.32.0"})
+    waits = []
+    for owner, status in (
+        ("idle", WorkerStatus(job=job_id(1), engine="vllm 0.32.0")),
+        ("one", holding),
+        ("two", holding),
+        ("one", ready),
+    ):
+        store.write(workers.beat, owner, TTL_S, host=home, status=status)
+        waits.append(store.read(jobs.job, job_id(1)).waits)
+    starts = "an engine that starts and loads the model"
+    assert waits == [None, starts, starts, None]
+
+
 def test_what_waits_to_leave_the_data_folder_is_of_jobs_whose_shards_go(store: Store) -> None:
     capture(store, units=2, number=1, repo_id="org/data")
     assert store.read(storing.unstored, HOME) == (0, 0, 0)

@@ -152,7 +152,8 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
     server, _, body = service
     file = tmp_path / "nightly.json"
     request = body | {"source": {"kind": "posted"}}
-    file.write_text(json.dumps({"name": "nightly", "cron": "0 3 * * *", "request": request}))
+    new = {"name": "nightly", "cron": "0 3 * * *", "time_zone": "Asia/Tokyo", "request": request}
+    file.write_text(json.dumps(new))
     (tmp_path / "samples.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
 
     def schedules(verb: str, *arguments: object) -> str:
@@ -165,8 +166,9 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
     assert json.loads(schedules("add", file, "--json"))["name"] == "nightly"
     assert schedules("list").split("\t")[:3] == ["nightly", "active", "0 3 * * *"]
     assert "2 samples wait" in schedules("post", "nightly", tmp_path / "samples.jsonl")
-    assert "submitted" in schedules("run", "nightly")
-    assert "run        " in schedules("show", "nightly")
+    assert " JST  submitted  j-" in schedules("run", "nightly")
+    shown = schedules("show", "nightly")
+    assert "run        " in shown and " 03:00 JST\n" in shown and "UTC" not in shown
     assert json.loads(schedules("show", "nightly", "--request"))["source"] == {"kind": "posted"}
     assert "paused" in schedules("pause", "nightly")
     assert "active" in schedules("resume", "nightly")

@@ -74,6 +74,18 @@ def test_a_gap_and_a_repeated_hour_are_in_the_year() -> None:
     assert datetime(2027, 10, 31, 1, 30, tzinfo=UTC) not in slots
 
 
+@pytest.mark.parametrize(
+    ("zone", "at", "shown"),
+    [
+        ("UTC", "2027-07-01T01:00+00:00", "Thu 2027-07-01 01:00 UTC"),
+        ("Europe/Berlin", "2027-07-01T23:30+00:00", "Fri 2027-07-02 01:30 CEST"),
+        ("America/Sao_Paulo", "2027-07-01T01:00+00:00", "Wed 2027-06-30 22:00 -03"),
+    ],
+)
+def test_a_time_is_shown_by_the_clocks_of_its_zone(zone: str, at: str, shown: str) -> None:
+    assert Calendar(cron="0 3 * * *", time_zone=zone).shown(datetime.fromisoformat(at)) == shown
+
+
 def test_a_calendar_ends() -> None:
     calendar = Calendar(cron="0 * * * *", ends_at=START + timedelta(hours=2))
     assert calendar.first_slots(START, 5) == [START + timedelta(hours=1), START + timedelta(hours=2)]
