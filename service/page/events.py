@@ -13,10 +13,15 @@ from service.api.routes.jobs import ASK_AGAIN_S
 from service.api.routes.resources import CallerOf, StoreOf
 from service.errors import KeyRefused, StoreUnavailable
 from service.page.session import pages
-from service.store import jobs
+from service.store import Store, jobs
 
 EVERY_S = 4.0
-"""Between two looks at the store; a hundred commits between them are one message."""
+"""Between two looks of a page; a hundred commits between them are one message."""
+SHARED_S = 2.0
+"""How long a look at the store, which counts all jobs of an owner, is good for his other pages."""
+
+Looks = dict[str | None, tuple[float, tuple[int, int]]]
+"""When the store was looked at last and what was seen, by whose jobs; null: all."""
 
 router = pages(Scope.JOBS_READ)
 
@@ -30,10 +35,18 @@ async def follow(request: Request, store: StoreOf, asks: CallerOf) -> AsyncItera
             if time.monotonic() - asked_s > ASK_AGAIN_S:
                 await run_in_threadpool(request.state.ask_again)
                 asked_s = time.monotonic()
-            newest = await run_in_threadpool(store.read, jobs.num_events, asks.sees_only)
+            newest = await run_in_threadpool(_newest, request.app.state.looks, store, asks.sees_only)
         except (KeyRefused, StoreUnavailable):
             return  # the browser comes back, and is told
         if newest != seen:
             yield ServerSentEvent(raw_data="changed")
         seen = newest
         await asyncio.sleep(EVERY_S)
+
+
+def _newest(looks: Looks, store: Store, owner: str | None) -> tuple[int, int]:
+    """Return what changes with each event of these jobs, as it was `SHARED_S` ago at most."""
+    now_s = time.monotonic()
+    if owner not in looks or now_s - looks[owner][0] > SHARED_S:
+        looks[owner] = now_s, store.read(jobs.num_events, owner)
+    return looks[owner][1]

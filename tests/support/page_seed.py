@@ -18,6 +18,8 @@ from tests.support.tiny_model import random_target
 KEY = "k" * 40
 STEP_S = "0.4"
 """Of the fake engine: slow enough that a job is at work while it is looked at."""
+SHORT_CHARACTERS = 800
+"""Of a conversation that fits the jobs' limit of tokens."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class Seeded:
 
 
 def samples(first: int, last: int, times: int = 1) -> dict[str, Any]:
-    """Return a source of conversations, of which one is too long and one is empty."""
-    rows = [json.loads(line) for line in CONVERSATIONS.read_text().splitlines()[first:last]]
+    """Return a source of short conversations, and of one sample that is too long and one that is empty."""
+    short = [line for line in CONVERSATIONS.read_text().splitlines() if len(line) < SHORT_CHARACTERS]
+    rows = [json.loads(line) for line in short[first:last]]
     many = [row | {"id": f"{row['id']}-{turn}"} for turn in range(times) for row in rows]
     odd = [{"id": "all-of-it", "text": "a long story " * 400}, {"id": "nothing", "text": ""}]
     return {"kind": "inline", "samples": [*many, *odd]}
@@ -125,7 +128,7 @@ def _fill(client: httpx2.Client, model: Path) -> dict[str, str]:
     client.post(f"/jobs/{jobs['paused']}/pause").raise_for_status()
     jobs["cancelled"] = submit(source=samples(80, 90))
     client.post(f"/jobs/{jobs['cancelled']}/cancel").raise_for_status()
-    jobs["running"] = submit(source=samples(0, 200, times=6), priority=5)
+    jobs["running"] = submit(source=samples(0, 90, times=13), priority=5)
     until(jobs["running"], lambda job: job["progress"]["units_done"] > 3)
     jobs["queued"] = submit(source=samples(10, 30))
     return jobs

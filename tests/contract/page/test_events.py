@@ -1,6 +1,7 @@
 """The event stream of the pages."""
 
 from pathlib import Path
+from typing import ClassVar, cast
 
 import pytest
 from fastapi.routing import APIRoute
@@ -10,7 +11,7 @@ from service.api.app import create_app
 from service.api.auth import LASTING
 from service.control.budget import Taken
 from service.page import events
-from service.store import jobs
+from service.store import Store, jobs
 from tests.support.api import api_settings, job_body, serving, small_target, stored
 
 ADMIN = "a" * 40
@@ -20,6 +21,7 @@ ADMIN = "a" * 40
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(events, "EVERY_S", 0.05)
+    monkeypatch.setattr(events, "SHARED_S", 0.0)
 
 
 def test_it_says_that_a_job_has_changed_and_ends_with_its_key(tmp_path: Path) -> None:
@@ -66,3 +68,21 @@ def test_anothers_jobs_are_not_told_of(tmp_path: Path) -> None:
             api.post("/extract", json=body, headers=admin).raise_for_status()
             api.delete(f"/keys/{made['id']}", headers=admin).raise_for_status()
             assert list(told) == []
+
+
+def test_the_pages_of_one_owner_share_a_look_at_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "SHARED_S", 60.0)
+
+    class Counting:
+        asked: ClassVar[list[str | None]] = []
+
+        def read(self, verb: object, owner: str | None) -> tuple[int, int]:
+            self.asked.append(owner)
+            return len(self.asked), 0
+
+    looks: events.Looks = {}
+    owners = (None, None, "ada", None, "ada")
+    seen = [events._newest(looks, cast(Store, Counting()), owner) for owner in owners]
+    assert (seen, Counting.asked) == ([(1, 0), (1, 0), (2, 0), (1, 0), (2, 0)], [None, "ada"])
+    monkeypatch.setattr(events, "SHARED_S", 0.0)
+    assert events._newest(looks, cast(Store, Counting()), None) == (3, 0)
