@@ -121,6 +121,35 @@ def test_a_page_is_live_again_after_an_answer_that_did_not_come(service: Seeded,
     until(browser, "document.getElementById('live').textContent === 'live'")
 
 
+@pytest.fixture
+def hurried(browser: Browser) -> Iterator[None]:
+    """Pages whose timers run ten times as fast, and whose streams, all in `sources`, are refused at first."""
+    script = (
+        "const timer = setTimeout; window.setTimeout = (call, ms) => timer(call, ms / 10);"
+        "window.sources = []; window.refused = true; window.EventSource = class extends EventSource {"
+        "constructor(url) { super(window.refused ? '/ui/none' : url); sources.push(this); } }"
+    )
+    added = browser.call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
+    yield
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_stream_that_was_refused_is_asked_for_again(service: Seeded, browser: Browser):
+    browser.open(f"{service.url}/", width=1280)
+    until(browser, "sources[0].readyState === EventSource.CLOSED")
+    browser.ask("window.refused = false; 1")
+    until(browser, "sources.at(-1).readyState === EventSource.OPEN && sources.length > 1")
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_page_of_another_version_of_the_service_is_loaded_anew(service: Seeded, browser: Browser):
+    browser.open(f"{service.url}/", width=1280)
+    browser.ask("window.old = true; document.querySelector('script').src = '/ui/static/0/page.js'; 1")
+    until(browser, "document.readyState === 'complete' && !('old' in window)")
+    assert "/ui/static/0/" not in browser.ask("document.querySelector('script').src")
+
+
 def test_the_list_says_for_what_a_job_waits_while_it_does(service: Seeded, browser: Browser):
     """1. The list is open. 2. A job is submitted, paused, cancelled, deleted. 3. Its row says so."""
     browser.open(f"{service.url}/", width=1280)
