@@ -246,6 +246,23 @@ def test_a_worker_that_waits_for_its_database_ends_when_it_is_asked_to(settings,
     assert run_worker(settings.model_copy(update={"poll_s": 600.0})) == 0
 
 
+def test_a_signal_ends_what_an_idle_worker_does_last(settings, store, monkeypatch):
+    """1. Every job rests. 2. There is no end to what is to be swept. 3. The worker is asked to end."""
+    turns = []
+
+    def sweep(_store, _settings, owner, *_):
+        if "last-turn" not in owner:
+            return False
+        turns.append(owner)
+        if len(turns) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(service.worker, "run_sweep", sweep)
+    assert run_worker(settings, until_idle=True) == 0
+    assert len(turns) > 1
+
+
 def test_a_push_that_outlives_its_worker_is_no_death(settings, store, monkeypatch):
     """1. A commit to the Hub hangs. 2. The worker is stopped, and ends. 3. The repository is free at once."""
     capture(store)
