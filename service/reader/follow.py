@@ -18,6 +18,7 @@ from schemas.dataset.files import LocalFile, RangeFile
 from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage
 from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import HUB_PREFIX, HubFiles
+from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
 from service.reader.published import PublishedJob, patiently
@@ -132,16 +133,24 @@ class QuarryFollower(IterableDataset[Any]):
         self._order = "commits" if where.startswith(("http://", "https://")) else "plan"
         self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct)
         self._folder, self._window, self._seed, self._even = folder, window, seed, even
-        self._epoch = 0
+        self._epoch, self._set_epoch = 0, SetEpoch()
         self._loaded: State = {}
         self._end = START
         """Behind the last unit, once it is known."""
         self._state = self._at(START, 0, 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch `epoch`: another order of shuffled rows, nothing skipped."""
-        self._epoch, self._loaded = epoch, {}
-        self._state = self._at(START, 0, 0)
+        """Begin epoch `epoch`: another order of shuffled rows, nothing skipped.
+
+        The workers of a loader do with their next one.
+        """
+        self._set_epoch.set(epoch)
+        self._hear()
+
+    def _hear(self) -> None:
+        if (epoch := self._set_epoch.news()) is not None:
+            self._epoch, self._loaded = epoch, {}
+            self._state = self._at(START, 0, 0)
 
     def state_dict(self) -> State:
         """Return where this worker is."""
@@ -174,6 +183,7 @@ class QuarryFollower(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        self._hear()
         fresh = self._at(START, 0, num_workers)
         start, self._loaded = self._loaded or fresh, {}
         for name in ("world_size", "num_workers", "window", "seed"):

@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from service.reader.ahead import made_ahead
 from service.reader.dataset import QuarryDataset
+from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
 from service.reader.follow import QuarryFollower, placed
 from service.reader.rows import THREADS
@@ -54,10 +55,16 @@ class QuarryStream(IterableDataset[Any]):
         self._shuffle, self._seed, self._window, self._even = shuffle, seed, window, even
         self._start, self._ahead = start, ahead
         self._epoch = self._done = self._skip = 0
+        self._set_epoch = SetEpoch()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch `epoch`: another order, nothing skipped."""
-        self._epoch, self._start, self._done, self._skip = epoch, 0, 0, 0
+        """Begin epoch `epoch`: another order, nothing skipped; a loader's workers do with their next one."""
+        self._set_epoch.set(epoch)
+        self._hear()
+
+    def _hear(self) -> None:
+        if (epoch := self._set_epoch.news()) is not None:
+            self._epoch, self._start, self._done, self._skip = epoch, 0, 0, 0
 
     def __len__(self) -> int:
         """Return this rank's rows of the epoch, less those that `start` skips."""
@@ -66,6 +73,7 @@ class QuarryStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        self._hear()
         self._done, self._skip = self._skip, 0
         for row in self._rows(self._turns(self.order())[worker::num_workers][self._done :]):
             self._done += 1

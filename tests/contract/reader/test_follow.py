@@ -99,6 +99,21 @@ def test_shuffled_blocks_hold_every_row_once_and_differ_by_epoch(followed: Follo
     assert first != second
 
 
+def test_workers_that_outlive_an_epoch_begin_the_one_that_was_set(followed: Followed) -> None:
+    followed.capture(UNITS)
+    followed.complete()
+    stream, alone = (followed.follow(view=Eagle3(), window=8) for _ in range(2))
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
+    orders = []
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        alone.set_epoch(epoch)
+        seen, expected = ([view["input_ids"].tolist() for view in rows] for rows in (loader, alone))
+        assert seen == expected
+        orders.append(seen)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
 def test_a_trainer_whose_launcher_dies_goes_on(followed: Followed) -> None:
     """1. A process that a launcher spawned follows. 2. The launcher is killed. 3. Every row comes."""
     followed.capture(2)

@@ -82,6 +82,23 @@ def test_workers_share_a_ranks_rows(plain):
     assert len(alone) == NUM_SAMPLES // 2
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_that_outlive_an_epoch_begin_the_one_that_was_set(plain, method):
+    """1. A training goes on inside its first epoch. 2. Its second has an order of its own, and every row."""
+    dataset = QuarryDataset(plain, view=Eagle3())
+    stream, alone = (QuarryStream(dataset, rank=0, world_size=1, start=3) for _ in range(2))
+    loader = DataLoader(
+        stream, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context=method
+    )
+    for epoch in range(3):
+        if epoch:
+            stream.set_epoch(epoch)
+            alone.set_epoch(epoch)
+        seen, expected = ([view["input_ids"].tolist() for view in rows] for rows in (loader, alone))
+        assert len(expected) == (NUM_SAMPLES if epoch else NUM_SAMPLES - 3)
+        assert seen == expected
+
+
 def test_a_map_style_loader_batches_by_a_sampler(plain):
     dataset = QuarryDataset(plain, view=Eagle3())
     loader = DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=list)
