@@ -10,7 +10,7 @@ from service.reader.ahead import made_ahead
 from service.reader.dataset import QuarryDataset
 from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
-from service.reader.follow import QuarryFollower, placed
+from service.reader.follow import QuarryFollower, State, placed
 from service.reader.rows import THREADS
 
 
@@ -25,8 +25,8 @@ class QuarryStream(IterableDataset[Any]):
     While one row is in use, the next `ahead` rows of a view are read by threads of this process, and no more
     are held; 0 reads each when it is asked for. Rows without a view are read when their states are asked for.
 
-    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker.
-    Without it, `start` skips that many rows of this rank.
+    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker, good
+    for the same dataset, order, ranks and workers. Without it, `start` skips that many rows of this rank.
     """
 
     follow = QuarryFollower
@@ -79,13 +79,26 @@ class QuarryStream(IterableDataset[Any]):
             self._done += 1
             yield row
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> State:
         """Return where this worker is."""
-        return {"epoch": self._epoch, "start": self._start, "done": self._done}
+        return {"epoch": self._epoch, "start": self._start, "done": self._done, **self._made_with()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from where a worker was, with the next iteration."""
+    def load_state_dict(self, state: State) -> None:
+        """Go on from where a worker was, with the next iteration.
+
+        Raises ReaderError: with other rows, ranks or workers, or in another order, that would be elsewhere.
+        """
+        for name, value in self._made_with().items():
+            if state.get(name) != value and (state["start"] or state["done"]):
+                raise ReaderError(f"the state was made with {name} {state.get(name)}, not {value}")
         self._epoch, self._start, self._skip = state["epoch"], state["start"], state["done"]
+
+    def _made_with(self) -> State:
+        """Return what the place of a row in this worker's order follows from."""
+        info, num_rows = get_worker_info(), len(self._dataset)
+        order = {"rows": num_rows, "shuffle": self._shuffle, "seed": self._seed, "window": self._window}
+        workers = info.num_workers if info else 0
+        return order | {"even": self._even, "world_size": self._world_size, "num_workers": workers}
 
     def order(self) -> list[int]:
         """Return the epoch's row numbers in the order of all ranks together."""

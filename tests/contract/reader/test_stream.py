@@ -155,6 +155,36 @@ def test_a_restored_stream_goes_on_where_it_was(plain, stop, ahead):
     assert ids(resumed) == whole
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("seed", {"seed": 1}),
+        ("window", {"window": 8}),
+        ("shuffle", {"shuffle": False}),
+        ("even", {"even": False}),
+        ("world_size", {"world_size": 3}),
+    ],
+)
+def test_a_state_of_another_order_is_refused_unless_nothing_was_read(plain, name, changes):
+    dataset, given = QuarryDataset(plain), {"rank": 0, "world_size": 2}
+    stream, other = QuarryStream(dataset, **given), QuarryStream(dataset, **given | changes)
+    other.load_state_dict(stream.state_dict())
+    next(rows := iter(stream))
+    with pytest.raises(ReaderError, match=f"made with {name} .*, not {changes[name]}"):
+        other.load_state_dict(stream.state_dict())
+    stream.load_state_dict(stream.state_dict())
+    rows.close()
+
+
+def test_a_workers_state_is_good_for_as_many_workers_and_rows(plain):
+    stream = QuarryStream(QuarryDataset(plain), rank=0, world_size=1)
+    next(iter(stream))
+    state = stream.state_dict()
+    for name in ("num_workers", "rows"):
+        with pytest.raises(ReaderError, match=f"made with {name} {state[name] + 1}, not {state[name]}"):
+            stream.load_state_dict(state | {name: state[name] + 1})
+
+
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_an_error_comes_in_its_rows_place_and_no_thread_stays(plain, ahead):
     whole, threads = ids(of_rank(plain, 0, 1)), set(threading.enumerate())
