@@ -11,7 +11,8 @@ from service.settings import Settings
 def token(settings: Settings, target: HubTarget | None) -> Iterator[Finding]:
     """Ask the Hub whether the token may write. Raises HubDenied, HubUnavailable."""
     if target is None:
-        kind = "no token is set" if settings.token() is None else "a token is set"
+        none = "no token is set" if settings.hub_token_file is None else "QUARRY_HUB_TOKEN_FILE is empty"
+        kind = none if settings.token() is None else "a token is set"
         detail = f"{kind}; without --repo the Hub is not asked"
         yield Finding("hub", Verdict.UNSEEN, detail, "name a repository that this node is to push to")
         return

@@ -182,6 +182,9 @@ def test_without_a_repository_the_hub_is_not_asked(tmp_path: Path) -> None:
             lambda token=token: hub.token(Settings(hub_token=token, hub_endpoint="http://127.0.0.1:9"), None),
         )
         assert one.verdict is UNSEEN and ("no token" in one.detail) == (token is None)
+    (tmp_path / "empty").touch()
+    (one,) = judged("hub", lambda: hub.token(Settings(hub_token_file=tmp_path / "empty"), None))
+    assert one.detail.startswith("QUARRY_HUB_TOKEN_FILE is empty;")
     settings = Settings(hub_token_file=tmp_path / "missing")
     (one,) = judged("hub", lambda: hub.token(settings, None))
     assert one.verdict is BAD and "cannot be read" in one.detail
