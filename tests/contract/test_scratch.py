@@ -19,6 +19,7 @@ from service.errors import OptionRefused
 from service.proof.verify import Reading, verify_dataset
 from service.settings import Settings
 from service.store import commits, consumers, jobs, storing
+from service.store.jobs import STARTS
 from tests.support.desk import REPO, TOKEN, etags, writable_hub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture, run_storing
@@ -161,7 +162,7 @@ async def capture_in_a_full_disk(
             emptying.result()
         peak = max(peak, shard_bytes_in(shop.settings.data_dir))
         row = shop.store.read(jobs.job, job_id)
-        if waits is None and row.waits is not None:
+        if waits is None and row.waits not in (None, STARTS):
             waits = row.waits
             assert row.progress.units_stored == 0 < row.progress.units_done < row.progress.units_planned
             emptying = asyncio.create_task(asyncio.to_thread(empty))

@@ -51,10 +51,10 @@ def test_the_tightest_group_above_the_process_bounds_its_cores(tmp_path, groups,
 def test_cores_are_those_of_the_process_and_enough_without_a_gpu(monkeypatch):
     (found,) = machine.cores(Settings(), 0)
     assert found.verdict is GOOD
-    assert 0 < float(found.detail) <= len(os.sched_getaffinity(0))
+    assert 0 < float(found.detail.partition(" ")[0]) <= len(os.sched_getaffinity(0))
     monkeypatch.setattr(machine, "quota", lambda: 0.5)
     (found,) = machine.cores(Settings(), 0)
-    assert found.detail == "0.5"
+    assert found.detail == "0.5 to use"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_what_is_rejected_or_given_up_is_done_too(progress: Progress, state: Job
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({}, "a planner that is free"),
+        ({}, "a worker that plans"),
         ({"state": JobState.RUNNING}, "its plan"),
         ({"progress": Progress(units_planned=1)}, "a worker that is free"),
         ({"progress": Progress(units_planned=1), "state": JobState.RUNNING}, None),
