@@ -55,7 +55,6 @@ class Format(ABC):
         """Write the files beside the rows, once all rows are there."""
 
 
-@dataclass(frozen=True, slots=True)
 class FileEachRow(Format):
     """A format with one file for every row."""
 
@@ -74,7 +73,6 @@ class FileEachRow(Format):
         return range(len(self.source.rows))
 
 
-@dataclass(frozen=True, slots=True)
 class TorchFileEachRow(FileEachRow):
     """A format with one file of `torch.save` for every row."""
 

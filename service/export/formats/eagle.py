@@ -4,7 +4,6 @@ Un-shifted; the trainer shifts ids and target itself. `hidden_state` is the last
 float16, whose range is smaller than bfloat16's: a state that does not fit is refused, never made infinite.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from service.export.source import Source
 from service.reader import Row
 
 
-@dataclass(frozen=True, slots=True)
 class Eagle(TorchFileEachRow):
     """The files that `eagle.train.main --tmpdir` reads; it opens every file below that folder."""
 

@@ -77,7 +77,6 @@ class NemoCache(Format):
         }
 
 
-@dataclass(frozen=True, slots=True)
 class DSparkCache(NemoCache):
     """The files that `recipe_args.cached_target_path` of `train_dspark` names."""
 

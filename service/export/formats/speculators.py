@@ -8,7 +8,6 @@ written after the final norm instead: vLLM feeds an MTP drafter that, and this t
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ _SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Speculators(FileEachRow):
     """The files that `speculators train --data-path` reads; the Arrow rows have the files' numbers."""
 
