@@ -21,11 +21,6 @@ class Eagle(TorchFileEachRow):
     DATA = "data"
     PATH = DATA + "/data_{number}.ckpt"
 
-    @property
-    def trainer_layers(self) -> list[int]:
-        """None."""
-        return []
-
     def content(self, row: Row) -> dict[str, Any]:
         """Return a row's tensors. Raises OptionRefused (`to`) if a state is beyond float16."""
         return {
