@@ -65,13 +65,9 @@ class Speculators(FileEachRow):
                 np.save(file, tensor.numpy())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        for begin in range(0, len(self.source.rows), _ROWS_A_BATCH):
-            rows = []
-            for number in range(begin, min(begin + _ROWS_A_BATCH, len(self.source.rows))):
-                row = self.source.rows.row(number)
-                ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
-                rows.append({"input_ids": ids, "loss_mask": mask, "seq_len": row.num_tokens})
-            yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+        table = _index(self.source).select(_SCHEMA.names)
+        for begin in range(0, len(table), _ROWS_A_BATCH):
+            yield from table.slice(begin, _ROWS_A_BATCH).cast(_SCHEMA).combine_chunks().to_batches()
 
 
 def write_index(out: Path, source: Source) -> None:
@@ -79,10 +75,15 @@ def write_index(out: Path, source: Source) -> None:
 
     The trainer reads the same tensors of it: `datasets` makes int64 of any integer.
     """
-    table = source.rows.index
-    table = table.append_column("seq_len", table["num_tokens"].cast(pa.int64()))
+    table = _index(source)
     write_arrow(out, source, table.schema, table.to_batches(_ROWS_A_BATCH))
     seal_torch(out / COUNTS_FILE, token_counts(source))
+
+
+def _index(source: Source) -> pa.Table:
+    """Return the index of every row, and how long it is by the trainer's name."""
+    table = source.rows.index
+    return table.append_column("seq_len", table["num_tokens"].cast(pa.int64()))
 
 
 def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
