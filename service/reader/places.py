@@ -32,12 +32,6 @@ class Places:
     def __len__(self) -> int:
         return len(self.num_tokens)
 
-    @property
-    def sample_ids(self) -> list[str]:
-        """The id of every row's sample."""
-        ids: list[str] = self._columns["sample_id"].to_pylist()
-        return ids
-
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised."""
         tally = TokenTally()
