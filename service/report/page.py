@@ -6,16 +6,11 @@ the browser run no script and take no style but the page's.
 Imports torch by way of the tally: import it lazily.
 """
 
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from schemas.dataset.seal import sealing
 from schemas.job import RejectView
@@ -25,12 +20,12 @@ from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport
 from service.report import charts
 from service.report.sample_text import Decode, load_tokenizer, sample_tokens
-from service.report.wording import count, number, percent, rms_text, short, size
+from service.report.templates import templates
+from service.report.wording import count, short
 
 MAX_FINDINGS = 200
 MAX_REASONS = 50
 _MADE_CANARIES = ("passed", "cached")
-_HERE = Path(__file__).parent
 
 
 def write_page(
@@ -68,7 +63,7 @@ def render_page(
         "canary": any(job.checks.canary not in _MADE_CANARIES for job, _ in tally.jobs),
     }
     environment = templates()
-    environment.filters["tokens"] = partial(sample_tokens, tokenizer=tokenizer)
+    environment.filters |= {"tokens": partial(sample_tokens, tokenizer=tokenizer), "by_reason": _by_reason}
     text: str = environment.get_template("page.html").render(
         report=report,
         tally=tally,
@@ -89,27 +84,6 @@ def render_page(
         charts=charts,
     )
     return text
-
-
-def templates() -> Environment:
-    """Return the page's templates. They escape all that they show."""
-    loader = FileSystemLoader(_HERE)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    words = {
-        "count": count,
-        "number": number,
-        "percent": percent,
-        "rms": rms_text,
-        "short": short,
-        "size": size,
-    }
-    css = (_HERE / "page.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    environment.globals |= {"version": version("eagle-quarry"), "css": css, "css_hash": f"sha256-{digest}"}
-    environment.filters |= words | {"px": "{:.1f}".format, "by_reason": _by_reason}
-    return environment
 
 
 def _by_file(findings: Sequence[Finding]) -> dict[str, list[str]]:
