@@ -28,23 +28,8 @@ MAX_REASONS = 50
 _MADE_CANARIES = ("passed", "cached")
 
 
-def write_page(
-    path: Path, report: VerifyReport, tally: DatasetTally, model_folder: Path | None, made_at: datetime
-) -> None:
-    """Write the page to `path`, which appears whole or not at all. Raises WriteFailed.
-
-    Args:
-        path: the HTML file to make or replace.
-        report: what was found.
-        tally: what was counted while it was found.
-        model_folder: the target's, whose tokenizer makes text of the samples; ids are shown without it.
-        made_at: the time to put on the page, in UTC.
-    """
-    seal_page(path, render_page(report, tally, model_folder, made_at))
-
-
 def seal_page(path: Path, text: str) -> None:
-    """Write a page to `path`, which appears whole or not at all. Raises WriteFailed."""
+    """Make or replace the file `path`, which appears whole or not at all. Raises WriteFailed."""
     try:
         with sealing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -55,7 +40,14 @@ def seal_page(path: Path, text: str) -> None:
 def render_page(
     report: VerifyReport, tally: DatasetTally, model_folder: Path | None, made_at: datetime
 ) -> str:
-    """Return the page as HTML; arguments as of `write_page`."""
+    """Return the page as HTML.
+
+    Args:
+        report: what was found.
+        tally: what was counted while it was found.
+        model_folder: the target's, whose tokenizer makes text of the samples; ids are shown without it.
+        made_at: the time to put on the page, in UTC.
+    """
     loaded = load_tokenizer(model_folder) if model_folder is not None else "give --model FOLDER to see text"
     tokenizer = None if isinstance(loaded, str) else loaded
     not_checked = {
