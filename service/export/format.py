@@ -31,8 +31,8 @@ class Format(ABC):
 
     @property
     def trainer_layers(self) -> list[int]:
-        """The auxiliary layers as the trainer counts them: most count the first layer's output as 0."""
-        return self.source.zero_based
+        """The auxiliary layers as the trainer counts them: for most the first layer's output is 0."""
+        return [layer_id - 1 for layer_id in self.source.layers]
 
     @property
     def model(self) -> str:
