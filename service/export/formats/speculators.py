@@ -29,7 +29,6 @@ PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
 ARROW_FILE = "data-00000-of-00001.arrow"
 COUNTS_FILE = "token_freq.pt"
 _ROWS_A_BATCH = 256
-_READ_COLUMNS = ("input_ids", "loss_mask", "seq_len")
 _SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int64())),
@@ -100,7 +99,7 @@ def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[
     state = {
         "_data_files": [{"filename": ARROW_FILE}],
         "_fingerprint": hashlib.sha256(manifests.encode()).hexdigest()[:16],
-        "_format_columns": list(_READ_COLUMNS),
+        "_format_columns": _SCHEMA.names,
         "_format_kwargs": {},
         "_format_type": "torch",
         "_output_all_columns": False,
