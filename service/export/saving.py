@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 
 from schemas.dataset.direct import DirectWriter
-from schemas.dataset.seal import sealing
+from schemas.dataset.seal import seal_bytes, sealing
 
 
 def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
@@ -42,8 +42,7 @@ def seal_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
 
 def seal_text(path: Path, text: str) -> None:
     """Write a small text file."""
-    with sealing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    seal_bytes(path, text.encode())
 
 
 def seal_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from schemas.dataset.seal import sealing
+from schemas.dataset.seal import seal_bytes
 from schemas.job import RejectView
 from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
@@ -31,8 +31,7 @@ _MADE_CANARIES = ("passed", "cached")
 def seal_page(path: Path, text: str) -> None:
     """Make or replace the file `path`, which appears whole or not at all. Raises WriteFailed."""
     try:
-        with sealing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        seal_bytes(path, text.encode())
     except OSError as error:
         raise WriteFailed(f"the page {path} cannot be written: {error}", field="report") from error
 
