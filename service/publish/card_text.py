@@ -45,10 +45,7 @@ def _newest(group: Sequence[JobEntry]) -> list[JobEntry]:
 
 def _rejects(group: Sequence[JobEntry]) -> list[tuple[str, int]]:
     """Return how many samples were rejected for each reason, by reason."""
-    reasons: Counter[str] = Counter()
-    for job in group:
-        reasons.update(job.rejects)
-    return sorted(reasons.items())
+    return sorted(sum((Counter(job.rejects) for job in group), Counter()).items())
 
 
 def _linked(model: str) -> str:
