@@ -9,11 +9,9 @@ settings go through Ray without their secrets: those are in the environment that
 node. A worker's name ends with a digest of the settings, so that `scale` replaces workers of others.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -30,6 +28,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from schemas.worker import Role
 from service.errors import OptionRefused
+from service.folder_lock import locked
+from service.host import kept_word
 from service.settings import Settings, load_settings
 from service.work.supervisor import Supervisor
 from service.work.worker_process import stop_grace_s, worker_command
@@ -204,15 +204,8 @@ def ray_pool(settings: Settings, address: str, scratch: Path = SCRATCH) -> Itera
             cure="set QUARRY_DATABASE_URL=postgresql+psycopg://...",
         )
     settings = _with_absolute_paths(settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with (settings.data_dir / POOL_FILE).open("a+") as pool_file:
-        fcntl.flock(pool_file, fcntl.LOCK_EX)
-        pool_file.seek(0)
-        secret = pool_file.read()
-        if not secret:
-            secret = secrets.token_hex(16)
-            pool_file.write(secret)
-            pool_file.flush()
+    secret, busy = kept_word(settings.data_dir, POOL_FILE), "another command is changing the pool"
+    with locked(settings.data_dir / POOL_FILE, busy, "data_dir", wait=True):
         try:
             _ask_head(address)
             ray.init(address, namespace=_namespace(secret), log_to_driver=False, logging_level="ERROR")

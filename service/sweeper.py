@@ -9,7 +9,6 @@ removes what a lost one left, but may be another host's.
 """
 
 import re
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
 from schemas.receipts import AttemptId
 from service.capture.attempt_files import land_unit, remove_stored
-from service.control.deletion import PAUSE_S
+from service.control.deletion import PAUSE_S, remove_folder
 from service.errors import NotFound, removing, writing
 from service.host import host_of
 from service.plan.posted import give_back, remove_gone
@@ -68,7 +67,7 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
     # taken for a lost one.
     attempts = sorted((folder / "attempts").glob("*"))
     if store.read(deletion.was_deleted, folder.name):
-        _remove(folder)
+        remove_folder(folder)
         return
     state = store.read(jobs.state, folder.name)
     if host == HOME:
@@ -76,7 +75,7 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
     if state is JobState.COMPLETED:
         if host == HOME:
             give_back(store, settings, folder.name)
-        _remove(folder)
+        remove_folder(folder)
     else:
         for left in attempts:
             if (match := ATTEMPT_NAME.match(left.name)) is None:
@@ -84,7 +83,7 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
             unit, epoch = int(match[1]) % MAX_UNITS, int(match[2])
             with one_of_many("sweeping", store, folder.name), removing():
                 if not store.read(units.needs_attempt, folder.name, unit, epoch):
-                    _remove(left)
+                    remove_folder(left)
                 elif host == HOME and int(match[1]) == unit:
                     _land(store, settings, AttemptId(job_id=folder.name, unit=unit, epoch=epoch))
 
@@ -94,8 +93,3 @@ def _land(store: Store, settings: Settings, attempt_id: AttemptId) -> None:
     if committed is not None:
         with writing(f"the files of unit {attempt_id.unit}"):
             land_unit(store, settings, committed)
-
-
-def _remove(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)

@@ -72,6 +72,12 @@ def sealing(final: Path, attempt: str = "") -> Iterator[Path]:
         raise
 
 
+def seal_bytes(final: Path, content: bytes, attempt: str = "") -> None:
+    """Seal a small file of this content. Raises OSError."""
+    with sealing(final, attempt) as temp:
+        temp.write_bytes(content)
+
+
 def move_durably(source: Path, final: Path) -> None:
     """Move a sealed file to another folder of the same filesystem.
 

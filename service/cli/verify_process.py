@@ -91,8 +91,8 @@ def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) ->
             report = verify_dataset(files, model_folder=model, tally=tally, reading=reading)
         parent.send((report.model_dump_json(ensure_ascii=True) if order.as_json else str(report), report.ok))
         if order.page is not None:
-            from service.report.page import write_page
+            from service.report.page import render_page, seal_page
 
-            write_page(order.page, report, tally, model, datetime.now(UTC))
+            seal_page(order.page, render_page(report, tally, model, datetime.now(UTC)))
     except (QuarryError, OSError) as error:
         parent.send(error)

@@ -78,10 +78,11 @@ def _remove_files(store: Store, settings: Settings, job_id: str, *, with_dataset
                 dataset.rename(hidden)
         give_back(store, settings, job_id)
         for folder in (hidden, settings.work_root / job_id):
-            _remove(folder)
+            remove_folder(folder)
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if it is there; any number of processes may do so at once. Raises OSError."""
     while folder.exists():  # still, where another process removed a file of it meanwhile
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)

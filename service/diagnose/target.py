@@ -4,7 +4,7 @@ Legend: T tokens, K drafted tokens, R places, V vocabulary, H hidden size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from service.errors import OptionRefused
 from service.export.source import Source
 from service.export.target import find_target
 from service.plan.model_folder import ModelFolder, content_of
-from service.proof.head_weights import HeadWeights, read_head, text_config
+from service.proof.head_weights import HeadWeights
 from service.reader import Row
 
 _TOKENS = 256
@@ -56,15 +56,14 @@ def read_target(source: Source) -> Target:
     about, identity = source.rows.about, source.identity
     found = find_target(source, with_weights=True)
     content = content_of(ModelFolder(found.folder))
-    embedding_VH, head_VH = found.embedding_and_head()
+    embedding_VH, head = found.embedding_and_head()
     weights = {None, content.weights_sha256}
-    if identity.weights_sha256 not in weights or head_VH.shape[-1] != about.hidden_size:
+    if identity.weights_sha256 not in weights or head.weight_VH.shape[-1] != about.hidden_size:
         raise OptionRefused(
             f"{found.folder} is not the model that the dataset was made with",
             field="target",
             cure=f"name the folder of {about.model}, with its weights",
         )
-    head = replace(read_head(found.folder, text_config(found.folder)), weight_VH=head_VH)
     same_tokenizer = content.tokenizer_sha256 == identity.tokenizer_sha256
     return Target(found.folder, about.num_layers, embedding_VH, head, same_tokenizer)
 

@@ -31,8 +31,8 @@ class Format(ABC):
 
     @property
     def trainer_layers(self) -> list[int]:
-        """The auxiliary layers as the trainer counts them: most count the first layer's output as 0."""
-        return self.source.zero_based
+        """The auxiliary layers as the trainer counts them: for most the first layer's output is 0."""
+        return [layer_id - 1 for layer_id in self.source.layers]
 
     @property
     def model(self) -> str:
@@ -55,7 +55,6 @@ class Format(ABC):
         """Write the files beside the rows, once all rows are there."""
 
 
-@dataclass(frozen=True, slots=True)
 class FileEachRow(Format):
     """A format with one file for every row."""
 
@@ -74,7 +73,6 @@ class FileEachRow(Format):
         return range(len(self.source.rows))
 
 
-@dataclass(frozen=True, slots=True)
 class TorchFileEachRow(FileEachRow):
     """A format with one file of `torch.save` for every row."""
 

@@ -32,11 +32,7 @@ def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
         "max_tokens": options.max_tokens,
         "target": options.target,
         "jobs": {job: manifest.sha256 for job, manifest in source.rows.manifests.items()},
-        "model": identity.model,
-        "revision": identity.revision,
-        "dtype": identity.dtype,
-        "hidden_size": identity.hidden_size,
-        "num_layers": identity.num_layers,
+        **identity.model_dump(include={"model", "revision", "dtype", "hidden_size", "num_layers"}),
         "rows_in_dataset": len(source.rows),
     }
 

@@ -4,7 +4,6 @@ While one file waits for the disk, others are read, normed and checksummed, sinc
 An error ends the export at the first file, in order, that has one.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,6 @@ from service.export.options import ExportOptions, FormatName
 from service.export.record import LOCK, begin, end, identity_of
 from service.export.source import Source, open_source, refusing_datasets
 from service.folder_lock import locked
-from service.reader import Row
 from service.reader.ahead import made_ahead
 
 FILES_AT_ONCE = 4
@@ -75,13 +73,8 @@ def _write_rows(source: Source, trainer_format: Format, out: Path) -> int:
     def seal(row_file: RowFile) -> int:
         if not (out / row_file.path).exists():
             with sealing(out / row_file.path) as temporary:
-                trainer_format.write(temporary, _rows(source, row_file.numbers))
+                trainer_format.write(temporary, map(source.rows.row, row_file.numbers))
         return len(row_file.numbers)
 
     files = trainer_format.row_files()
     return sum(made_ahead(seal, files, ahead=FILES_AT_ONCE, threads=FILES_AT_ONCE))
-
-
-def _rows(source: Source, numbers: Iterable[int]) -> Iterator[Row]:
-    for number in numbers:
-        yield source.rows.row(number)

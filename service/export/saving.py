@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 
 from schemas.dataset.direct import DirectWriter
-from schemas.dataset.seal import sealing
+from schemas.dataset.seal import seal_bytes, sealing
 
 
 def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
@@ -24,13 +24,8 @@ def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
     Not by its path, because torch writes the name into the file; no tensor drags the storage of a larger one
     along.
     """
-    own = (
-        _alone(content)
-        if isinstance(content, torch.Tensor)
-        else {name: _alone(value) for name, value in content.items()}
-    )
     content_bytes = BytesIO()
-    torch.save(own, content_bytes)
+    torch.save(_alone(content), content_bytes)
     _write(path, content_bytes.getbuffer())
 
 
@@ -47,8 +42,7 @@ def seal_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
 
 def seal_text(path: Path, text: str) -> None:
     """Write a small text file."""
-    with sealing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    seal_bytes(path, text.encode())
 
 
 def seal_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -62,8 +56,10 @@ def _write(path: Path, content: bytes | memoryview) -> None:
         writer.end()
 
 
-def _alone(value: Any) -> Any:  # noqa: ANN401 - a tensor, or what is beside tensors
-    """Return a tensor that shares its storage with no other; anything else as it is."""
+def _alone(value: Any) -> Any:  # noqa: ANN401 - tensors, or what is beside them
+    """Return a tensor, or a dict of them, sharing its storage with no other; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {name: _alone(part) for name, part in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes

@@ -26,11 +26,6 @@ class Source:
         return next(iter(self.rows.manifests.values())).provenance.identity
 
     @property
-    def zero_based(self) -> list[int]:
-        """The auxiliary layers counted from the first layer's output, which is 0; the embeddings are -1."""
-        return [layer_id - 1 for layer_id in self.layers]
-
-    @property
     def vllm_layers(self) -> str:
         """The auxiliary layers for people."""
         return ", ".join(str(layer_id) for layer_id in self.layers) or "none"

@@ -1,7 +1,7 @@
 """What trainers ask of the target that the dataset does not hold: its vocabulary, its type, its weights."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from service.errors import OptionRefused
 from service.export.source import Source
 from service.plan.model_config import config_json, read_config
 from service.plan.model_folder import ModelFolder, content_of, local_revision, locate_model
-from service.proof.head_weights import read_head, tensor_files, text_config
+from service.proof.head_weights import HeadWeights, read_head, tensor_files, text_config
 from service.settings import Settings
 
 _EMBEDDING = re.compile(r"(?:\w+\.)*?(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings)\.weight")
@@ -34,8 +34,8 @@ class TargetFolder:
         """The `model_type` of the config. Raises UnknownModel."""
         return str(config_json(self.folder).get("model_type", ""))
 
-    def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the input embedding and the output head, [V, H] float32 each. Raises EngineRefused."""
+    def embedding_and_head(self) -> tuple[torch.Tensor, HeadWeights]:
+        """Return the input embedding [V, H] and the output head, both float32. Raises EngineRefused."""
         files = tensor_files(self.folder)
         names = [name for name in files if _EMBEDDING.fullmatch(name)]
         if len(names) != 1:
@@ -47,7 +47,7 @@ class TargetFolder:
         with safe_open(files[names[0]], framework="pt") as file:
             embedding_VH: torch.Tensor = file.get_tensor(names[0])
         head = read_head(self.folder, text_config(self.folder))
-        return embedding_VH.float().contiguous(), head.weight_VH.float().contiguous()
+        return embedding_VH.float().contiguous(), replace(head, weight_VH=head.weight_VH.float().contiguous())
 
 
 def find_target(source: Source, *, with_weights: bool = False) -> TargetFolder:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,20 +12,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse
-from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
 from schemas.job import ENDED_JOB_STATES, JOB_MOVES, RESTING_JOB_STATES, Problem
 from schemas.names import shown_model
-from service import report
 from service.api.problems import HEADERS, invalid_parameters, noted
 from service.client.clients import DEFAULT_SERVER
 from service.errors import KeyRefused, QuarryError
 from service.page.progress import share_done, waits_for
-from service.report.wording import count, number, percent, short, size
+from service.report.templates import REPORT_CSS, templates
 
 HERE = Path(__file__).parent
-REPORT = Path(report.__file__).parent
-"""Whose style and charts the page shares."""
 SIGN_IN = "/ui/sign-in"
 SAFE = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
@@ -35,7 +31,7 @@ SAFE = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-STYLE = (REPORT / "page.css").read_bytes() + (HERE / "static" / "page.css").read_bytes()
+STYLE = REPORT_CSS.encode() + (HERE / "static" / "page.css").read_bytes()
 FILES = {
     "page.css": (STYLE, "text/css"),
     "page.js": ((HERE / "static" / "page.js").read_bytes(), "text/javascript"),
@@ -105,14 +101,9 @@ def length_of_time(seconds: float) -> str:
 
 
 def _templates() -> Environment:
-    loader = ChoiceLoader([FileSystemLoader(HERE / "templates"), FileSystemLoader(REPORT)])
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    words = {"count": count, "number": number, "percent": percent, "short": short, "size": size}
-    environment.filters |= words | {"ago": ago, "length_of_time": length_of_time}
-    environment.filters |= {"model": shown_model, "px": "{:.1f}".format}
-    environment.globals |= {"version": version("eagle-quarry"), "digests": DIGESTS, "sign_in": SIGN_IN}
+    environment = templates(HERE / "templates")
+    environment.filters |= {"ago": ago, "length_of_time": length_of_time, "model": shown_model}
+    environment.globals |= {"digests": DIGESTS, "sign_in": SIGN_IN}
     environment.globals |= {"ended": ENDED_JOB_STATES, "resting": RESTING_JOB_STATES, "moves": JOB_MOVES}
     environment.globals |= {"share_done": share_done, "waits_for": waits_for}
     environment.globals["default_server"] = DEFAULT_SERVER

@@ -14,7 +14,7 @@ from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import JobEntry, table_of
 from schemas.dataset.manifest import CanaryReport, CheckReport, Manifest, Totals, read_manifest as manifest_in
-from schemas.dataset.seal import sealing
+from schemas.dataset.seal import seal_bytes
 from schemas.dataset.token_counts import read_counts, vocabulary_stats
 from schemas.identity import Provenance
 from schemas.job import Progress, RejectView
@@ -141,8 +141,8 @@ def assemble(
         captured_at=account.captured_at,
     )
     _remove_unnamed(dataset, manifest)
-    with sealing(dataset / manifest_path(account.job_id), account.attempt) as temporary:
-        temporary.write_text(manifest.model_dump_json(indent=1) + "\n")
+    content = manifest.model_dump_json(indent=1) + "\n"
+    seal_bytes(dataset / manifest_path(account.job_id), content.encode(), account.attempt)
     _write_card(dataset, account.attempt)
     return manifest
 
@@ -182,8 +182,7 @@ def _write_card(dataset: Path, attempt: str) -> None:
     ]
     text = render_card(jobs, existing=existing)
     for path, content in ((JOBS_PATH, table_of(jobs)), (CARD_PATH, text)):
-        with sealing(dataset / path, attempt) as temporary:
-            temporary.write_text(content)
+        seal_bytes(dataset / path, content.encode(), attempt)
 
 
 def _all_rejects(store: Store, job_id: str) -> Iterator[RejectView]:

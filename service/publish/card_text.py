@@ -1,7 +1,7 @@
 """The text of the dataset card: `card.md.jinja`, and what it shows."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,33 +19,24 @@ def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
     """Return the card's body; `groups` holds the jobs of every states configuration, each at least one."""
     every = [job for group in groups.values() for job in group]
     groups = {name: groups[name] for name in sorted(groups)}
-    return (
-        _environment()
-        .get_template("card.md.jinja")
-        .render(
-            groups=groups,
-            every=every,
-            newest={name: _newest(group) for name, group in groups.items()},
-            rejects={name: _rejects(group) for name, group in groups.items()},
-            index_config=INDEX_CONFIG,
-            storage=STORAGE,
-        )
-    )
-
-
-def _environment() -> Environment:
     environment = Environment(  # noqa: S701 - it makes Markdown; `cell` keeps a value in its cell
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined
     )
-    filters: dict[str, Callable[..., object]] = {
-        "cell": lambda text: str(text).replace("|", "\\|"),
-        "count": lambda number: f"{number:,}",
-        "known": lambda number: "-" if number is None else number,
-        "linked": _linked,
-        "draft_sizes": _draft_sizes,
-    }
-    environment.filters.update(filters)
-    return environment
+    environment.filters.update(
+        cell=lambda text: str(text).replace("|", "\\|"),
+        count="{:,}".format,
+        known=lambda number: "-" if number is None else number,
+        linked=_linked,
+        draft_sizes=_draft_sizes,
+    )
+    return environment.get_template("card.md.jinja").render(
+        groups=groups,
+        every=every,
+        newest={name: _newest(group) for name, group in groups.items()},
+        rejects={name: _rejects(group) for name, group in groups.items()},
+        index_config=INDEX_CONFIG,
+        storage=STORAGE,
+    )
 
 
 def _newest(group: Sequence[JobEntry]) -> list[JobEntry]:
@@ -54,10 +45,7 @@ def _newest(group: Sequence[JobEntry]) -> list[JobEntry]:
 
 def _rejects(group: Sequence[JobEntry]) -> list[tuple[str, int]]:
     """Return how many samples were rejected for each reason, by reason."""
-    reasons: Counter[str] = Counter()
-    for job in group:
-        reasons.update(job.rejects)
-    return sorted(reasons.items())
+    return sorted(sum((Counter(job.rejects) for job in group), Counter()).items())
 
 
 def _linked(model: str) -> str:

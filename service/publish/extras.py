@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from schemas.dataset.entries import FileEntry
-from schemas.dataset.seal import sealing, sha256_of
+from schemas.dataset.seal import seal_bytes, sha256_of
 from schemas.dataset.token_counts import packed_counts
 from schemas.names import FINAL_NORM_PATH, token_freq_path
 from service.errors import OptionRefused
@@ -19,8 +19,7 @@ def file_entry(dataset: Path, path: str) -> FileEntry:
 def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: str = "") -> FileEntry:
     """Seal how often each token is supervised (`loss_mask` 1), by token id. Raises OSError."""
     path = token_freq_path(job_id)
-    with sealing(dataset / path, attempt) as temporary:
-        temporary.write_bytes(packed_counts(counts))
+    seal_bytes(dataset / path, packed_counts(counts), attempt)
     return file_entry(dataset, path)
 
 
@@ -35,6 +34,5 @@ def write_final_norm(dataset: Path, content: bytes, attempt: str = "") -> FileEn
                 cure="use another folder",
             )
     else:
-        with sealing(final, attempt) as temporary:
-            temporary.write_bytes(content)
+        seal_bytes(final, content, attempt)
     return file_entry(dataset, FINAL_NORM_PATH)

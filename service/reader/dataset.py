@@ -70,7 +70,8 @@ class QuarryDataset(Rows):
     @property
     def sample_ids(self) -> list[str]:
         """The id of every row's sample."""
-        return self._places.sample_ids
+        ids: list[str] = self.index["sample_id"].to_pylist()
+        return ids
 
     def labels(self, name: str) -> list[str | None]:
         """Return a label of every row, null where it has none. Raises ReaderError if no job asked for it."""

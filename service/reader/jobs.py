@@ -72,9 +72,7 @@ def _captured_at(files: Files, jobs: Iterable[str]) -> dict[str, datetime]:
     with suppress(ReaderError, ValidationError):  # a copy of some jobs may have none, or another's
         rows = JobsTable.model_validate_json(read_file(files, JOBS_PATH)).jobs
         table = {row.job_id: row.captured_at for row in rows}
-    for job in set(jobs) - table.keys():
-        table[job] = _manifest(files, job).captured_at
-    return {job: table[job] for job in jobs}
+    return {job: table.get(job) or _manifest(files, job).captured_at for job in jobs}
 
 
 def _manifest(files: Files, job: str) -> Manifest:

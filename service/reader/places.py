@@ -32,12 +32,6 @@ class Places:
     def __len__(self) -> int:
         return len(self.num_tokens)
 
-    @property
-    def sample_ids(self) -> list[str]:
-        """The id of every row's sample."""
-        ids: list[str] = self._columns["sample_id"].to_pylist()
-        return ids
-
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised."""
         tally = TokenTally()
@@ -48,8 +42,8 @@ class Places:
 
     def tokens(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row's token ids, int64 [T], and its mask, uint8 [T]: tensors of their own."""
-        ids, mask = (_values(self._columns[name], number, dtype) for name, dtype in _LISTS.items())
-        return ids.long(), mask
+        ids, mask = (self._columns[name][number].values.to_numpy() for name in _LISTS)
+        return torch.tensor(ids, dtype=torch.int64), torch.tensor(mask)
 
     def light(self, number: int) -> dict[str, Any]:
         """Return a row's `sample_id`, `source_id` and `prompt_tokens`."""
@@ -90,17 +84,7 @@ def _read_index(files: Opens, entry: FileEntry) -> pa.Table:
     return table
 
 
-def _values(column: Any, number: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - pyarrow's
-    """Copy one row of a list column out of Arrow memory."""
-    values = column[number].values
-    if not len(values):
-        return torch.empty(0, dtype=dtype)
-    begin = values.offset * dtype.itemsize
-    raw = bytearray(memoryview(values.buffers()[1])[begin : begin + len(values) * dtype.itemsize])
-    return torch.frombuffer(raw, dtype=dtype)
-
-
 _LIGHT = ["sample_id", "source_id", "prompt_tokens"]
-_LISTS = {"input_ids": torch.int32, "loss_mask": torch.uint8}
+_LISTS = ["input_ids", "loss_mask"]
 COLUMNS = [*_LIGHT, *_LISTS, "num_tokens", "shard", "row"]
 _SCHEMA = pa.schema([INDEX_SCHEMA.field(name) for name in COLUMNS])

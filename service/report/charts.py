@@ -4,7 +4,6 @@ Wording is in `page.html`. Legend: P places in a row, B bins.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -218,12 +217,10 @@ def canary(report: CanaryReport) -> Chart:
 def lengths(tally: JobTally) -> Chart:
     """Return the histogram of rows by tokens."""
     width = int(round_step(max(1.0, max(tally.lengths) / _LENGTH_BARS)))
-    bars = Counter[int]()
-    for length, rows in tally.lengths.items():
-        bars[(length - 1) // width] += rows
-    chart = _histogram([bars[bar] for bar in range(max(bars) + 1)], width, "tokens", first=1)
-    known = sorted(tally.lengths)
-    below = np.cumsum([tally.lengths[length] for length in known])
+    known, rows = np.array(sorted(tally.lengths.items())).T
+    bars = np.bincount((known - 1) // width, weights=rows).astype(int)
+    chart = _histogram(bars.tolist(), width, "tokens", first=1)
+    below = np.cumsum(rows)
     marks = (("shortest", 0.0), ("5 % below", 0.05), ("median", 0.5), ("95 % below", 0.95), ("longest", 1.0))
     chart.rows = [
         (name, count(known[int(np.searchsorted(below, share * below[-1]))])) for name, share in marks

@@ -18,8 +18,9 @@ from service.diagnose.verdict import (
 )
 from service.export.source import Source
 from service.report.chart import TOP, WIDTH, Axis, Chart
-from service.report.page import seal_page, templates
+from service.report.page import seal_page
 from service.report.sample_text import load_tokenizer, sample_tokens
+from service.report.templates import templates
 from service.report.wording import percent
 
 

@@ -6,18 +6,13 @@ the browser run no script and take no style but the page's.
 Imports torch by way of the tally: import it lazily.
 """
 
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from schemas.dataset.seal import sealing
+from schemas.dataset.seal import seal_bytes
 from schemas.job import RejectView
 from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
@@ -25,34 +20,18 @@ from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport
 from service.report import charts
 from service.report.sample_text import Decode, load_tokenizer, sample_tokens
-from service.report.wording import count, number, percent, rms_text, short, size
+from service.report.templates import templates
+from service.report.wording import count, short
 
 MAX_FINDINGS = 200
 MAX_REASONS = 50
 _MADE_CANARIES = ("passed", "cached")
-_HERE = Path(__file__).parent
-
-
-def write_page(
-    path: Path, report: VerifyReport, tally: DatasetTally, model_folder: Path | None, made_at: datetime
-) -> None:
-    """Write the page to `path`, which appears whole or not at all. Raises WriteFailed.
-
-    Args:
-        path: the HTML file to make or replace.
-        report: what was found.
-        tally: what was counted while it was found.
-        model_folder: the target's, whose tokenizer makes text of the samples; ids are shown without it.
-        made_at: the time to put on the page, in UTC.
-    """
-    seal_page(path, render_page(report, tally, model_folder, made_at))
 
 
 def seal_page(path: Path, text: str) -> None:
-    """Write a page to `path`, which appears whole or not at all. Raises WriteFailed."""
+    """Make or replace the file `path`, which appears whole or not at all. Raises WriteFailed."""
     try:
-        with sealing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        seal_bytes(path, text.encode())
     except OSError as error:
         raise WriteFailed(f"the page {path} cannot be written: {error}", field="report") from error
 
@@ -60,7 +39,14 @@ def seal_page(path: Path, text: str) -> None:
 def render_page(
     report: VerifyReport, tally: DatasetTally, model_folder: Path | None, made_at: datetime
 ) -> str:
-    """Return the page as HTML; arguments as of `write_page`."""
+    """Return the page as HTML.
+
+    Args:
+        report: what was found.
+        tally: what was counted while it was found.
+        model_folder: the target's, whose tokenizer makes text of the samples; ids are shown without it.
+        made_at: the time to put on the page, in UTC.
+    """
     loaded = load_tokenizer(model_folder) if model_folder is not None else "give --model FOLDER to see text"
     tokenizer = None if isinstance(loaded, str) else loaded
     not_checked = {
@@ -68,7 +54,7 @@ def render_page(
         "canary": any(job.checks.canary not in _MADE_CANARIES for job, _ in tally.jobs),
     }
     environment = templates()
-    environment.filters["tokens"] = partial(sample_tokens, tokenizer=tokenizer)
+    environment.filters |= {"tokens": partial(sample_tokens, tokenizer=tokenizer), "by_reason": _by_reason}
     text: str = environment.get_template("page.html").render(
         report=report,
         tally=tally,
@@ -89,27 +75,6 @@ def render_page(
         charts=charts,
     )
     return text
-
-
-def templates() -> Environment:
-    """Return the page's templates. They escape all that they show."""
-    loader = FileSystemLoader(_HERE)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    words = {
-        "count": count,
-        "number": number,
-        "percent": percent,
-        "rms": rms_text,
-        "short": short,
-        "size": size,
-    }
-    css = (_HERE / "page.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    environment.globals |= {"version": version("eagle-quarry"), "css": css, "css_hash": f"sha256-{digest}"}
-    environment.filters |= words | {"px": "{:.1f}".format, "by_reason": _by_reason}
-    return environment
 
 
 def _by_file(findings: Sequence[Finding]) -> dict[str, list[str]]:

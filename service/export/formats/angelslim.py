@@ -4,7 +4,6 @@ Un-shifted. `hidden_states` are three auxiliary layers, `target_hiddens` the las
 the trainer's head is the bare `lm_head`.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from service.export.vocabulary import seal_vocabulary
 from service.reader import Row
 
 
-@dataclass(frozen=True, slots=True)
 class AngelSlim(TorchFileEachRow):
     """The files that `tools/train_eagle3_offline.py --train_hidden_path` reads."""
 

@@ -8,7 +8,6 @@ layer after the final norm, bfloat16 [T, H]. The index has a record of 56 bytes 
 import itertools
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +24,6 @@ SHARD_BYTES = 2**30
 _STATE_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True)
 class DeepSpec(Format):
     """The files that DeepSpec reads with `data.target_cache_path`."""
 

@@ -4,7 +4,6 @@ Un-shifted; the trainer shifts ids and target itself. `hidden_state` is the last
 float16, whose range is smaller than bfloat16's: a state that does not fit is refused, never made infinite.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,11 @@ from service.export.source import Source
 from service.reader import Row
 
 
-@dataclass(frozen=True, slots=True)
 class Eagle(TorchFileEachRow):
     """The files that `eagle.train.main --tmpdir` reads; it opens every file below that folder."""
 
     DATA = "data"
     PATH = DATA + "/data_{number}.ckpt"
-
-    @property
-    def trainer_layers(self) -> list[int]:
-        """None."""
-        return []
 
     def content(self, row: Row) -> dict[str, Any]:
         """Return a row's tensors. Raises OptionRefused (`to`) if a state is beyond float16."""

@@ -4,7 +4,6 @@ Un-shifted; layers are counted from 0. `hidden_states` is the last layer after t
 `hidden_states_prenorm` says so: the reader takes that for granted where it is missing.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from service.export.vocabulary import draft_vocabulary
 from service.reader import Row
 
 
-@dataclass(frozen=True, slots=True)
 class ModelOpt(TorchFileEachRow):
     """The files that ModelOpt reads with `data.offline_data_path`, which takes every `.pt` in the folder."""
 

@@ -77,7 +77,6 @@ class NemoCache(Format):
         }
 
 
-@dataclass(frozen=True, slots=True)
 class DSparkCache(NemoCache):
     """The files that `recipe_args.cached_target_path` of `train_dspark` names."""
 
@@ -93,9 +92,10 @@ class DSparkCache(NemoCache):
 
     def finish(self, out: Path) -> None:
         """Write the target's weights, then the manifest, without which the cache is not read."""
-        embedding_VH, head_VH = self.target.embedding_and_head()
+        embedding_VH, head = self.target.embedding_and_head()
+        weights = {"embed_tokens.weight": embedding_VH, "lm_head.weight": head.weight_VH}
         with sealing(out / "target_weights.safetensors") as temporary:
-            save_safetensors(temporary, {"embed_tokens.weight": embedding_VH, "lm_head.weight": head_VH})
+            save_safetensors(temporary, weights)
         dataset = self.source.rows.about
         manifest = self.facts() | {
             "format_version": 1,

@@ -6,7 +6,6 @@ without two supervised tokens side by side, so those rows are left out.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ VOCABULARY = "vocab_mapping.pt"
 EAGLE3_LAYERS = 3
 
 
-@dataclass(frozen=True, slots=True)
 class SpecForge(TorchFileEachRow):
     """The files that `specforge train` reads with `data.hidden_states_path`."""
 

@@ -8,7 +8,6 @@ written after the final norm instead: vLLM feeds an MTP drafter that, and this t
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
 ARROW_FILE = "data-00000-of-00001.arrow"
 COUNTS_FILE = "token_freq.pt"
 _ROWS_A_BATCH = 256
-_READ_COLUMNS = ("input_ids", "loss_mask", "seq_len")
 _SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int64())),
@@ -40,7 +38,6 @@ _SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Speculators(FileEachRow):
     """The files that `speculators train --data-path` reads; the Arrow rows have the files' numbers."""
 
@@ -67,13 +64,9 @@ class Speculators(FileEachRow):
                 np.save(file, tensor.numpy())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        for begin in range(0, len(self.source.rows), _ROWS_A_BATCH):
-            rows = []
-            for number in range(begin, min(begin + _ROWS_A_BATCH, len(self.source.rows))):
-                row = self.source.rows.row(number)
-                ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
-                rows.append({"input_ids": ids, "loss_mask": mask, "seq_len": row.num_tokens})
-            yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+        table = _index(self.source).select(_SCHEMA.names)
+        for begin in range(0, len(table), _ROWS_A_BATCH):
+            yield from table.slice(begin, _ROWS_A_BATCH).cast(_SCHEMA).combine_chunks().to_batches()
 
 
 def write_index(out: Path, source: Source) -> None:
@@ -81,10 +74,15 @@ def write_index(out: Path, source: Source) -> None:
 
     The trainer reads the same tensors of it: `datasets` makes int64 of any integer.
     """
-    table = source.rows.index
-    table = table.append_column("seq_len", table["num_tokens"].cast(pa.int64()))
+    table = _index(source)
     write_arrow(out, source, table.schema, table.to_batches(_ROWS_A_BATCH))
     seal_torch(out / COUNTS_FILE, token_counts(source))
+
+
+def _index(source: Source) -> pa.Table:
+    """Return the index of every row, and how long it is by the trainer's name."""
+    table = source.rows.index
+    return table.append_column("seq_len", table["num_tokens"].cast(pa.int64()))
 
 
 def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
@@ -101,7 +99,7 @@ def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[
     state = {
         "_data_files": [{"filename": ARROW_FILE}],
         "_fingerprint": hashlib.sha256(manifests.encode()).hexdigest()[:16],
-        "_format_columns": list(_READ_COLUMNS),
+        "_format_columns": _SCHEMA.names,
         "_format_kwargs": {},
         "_format_type": "torch",
         "_output_all_columns": False,

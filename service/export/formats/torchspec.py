@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from service.reader import Row
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
 class TorchSpec(TorchFileEachRow):
     """The files that TorchSpec reads with `inference_engine_type: offline`."""
 

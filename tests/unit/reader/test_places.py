@@ -72,7 +72,7 @@ def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder,
     found = again(read_places(LocalFiles(folder), named(folder, LENGTHS)))
     assert len(found) == len(rows)
     assert found.num_tokens == [row["num_tokens"] for row in rows]
-    assert found.sample_ids == [row["sample_id"] for row in rows]
+    assert found.table["sample_id"].to_pylist() == [row["sample_id"] for row in rows]
     assert found.shards == [row["shard"] for row in rows]
     assert found.rows == [row["row"] for row in rows]
     for number, row in enumerate(rows):

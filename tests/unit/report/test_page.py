@@ -10,7 +10,7 @@ from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport, verify_dataset
-from service.report.page import MAX_FINDINGS, render_page, write_page
+from service.report.page import MAX_FINDINGS, render_page, seal_page
 from tests.support.finished_job import a_canary
 from tests.support.html_page import Node, read_page
 from tests.support.plans import JOB
@@ -308,14 +308,14 @@ def test_another_models_tokenizer_is_told(made, unit):
 def test_the_page_appears_whole_or_not_at_all(made, tmp_path):
     tally = DatasetTally()
     report = verify_dataset(made, tally=tally)
-    write_page(tmp_path / "page.html", report, tally, None, NOW)
+    seal_page(tmp_path / "page.html", render_page(report, tally, None, NOW))
     assert (
         read_page((tmp_path / "page.html").read_text(encoding="utf-8")).one("time").text()
         == "2025-03-01 12:30 UTC"
     )
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteFailed, match="cannot be written"):
-        write_page(tmp_path / "file" / "page.html", report, tally, None, NOW)
+        seal_page(tmp_path / "file" / "page.html", render_page(report, tally, None, NOW))
     assert sorted(path.name for path in tmp_path.glob("*page*")) == ["page.html"]
 
 
