@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from service.errors import TemplateRefused, UnknownModel
 from service.plan.child.task import Step
+from service.report.sample_text import UNLOADABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,7 @@ def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is no
             # They may lie anywhere, and are not in the identity.
             raise ValueError("'fast_tokenizer_files' in its tokenizer_config.json is not read")
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),
-        *(ArithmeticError, RecursionError),
-    ) as error:
+    except UNLOADABLE as error:
         reason = str(error).strip().split("\n", 1)[0]
         detail = f"the tokenizer of {model!r} cannot be loaded: {reason}"
         cure = "give a model with a tokenizer that transformers loads without remote code"

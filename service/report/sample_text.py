@@ -22,6 +22,13 @@ _UNFINISHED = "\ufffd"
 _CONTEXT_TOKENS = 4
 
 
+UNLOADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),
+    *(ArithmeticError, RecursionError),
+)
+"""What transformers raises over the files of a tokenizer that it cannot load."""
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """One token at its place in the row; `text` is None where only the id is known."""
@@ -41,7 +48,7 @@ def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+    except UNLOADABLE as error:
         return str(error).strip().split("\n", 1)[0]
 
     def decode(ids: list[int]) -> str:

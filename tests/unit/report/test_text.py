@@ -70,6 +70,13 @@ def test_a_folder_without_a_tokenizer_says_why(tmp_path):
     assert isinstance(load_tokenizer(tmp_path), str)
 
 
+def test_a_tokenizer_that_nests_too_deep_says_why(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert "recursion" in load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("told", "text"),
     [
