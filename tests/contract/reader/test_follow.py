@@ -68,9 +68,10 @@ def test_rows_come_before_the_job_ends_and_a_view_has_its_norm(
 
 def test_two_ranks_with_two_workers_each_share_the_rows(followed: Followed) -> None:
     """1. Two loaders follow. 2. Units come. 3. Each row came once; the odd one is left out by `even`."""
+    # Threads start these workers: what a thread forks beside others may hold their locks.
+    given: dict[str, Any] = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "spawn"}
     loaders = [
-        DataLoader(followed.follow(view=Eagle3(), rank=rank, world_size=2), batch_size=None, num_workers=2)
-        for rank in range(2)
+        DataLoader(followed.follow(view=Eagle3(), rank=rank, world_size=2), **given) for rank in range(2)
     ]
     with ThreadPoolExecutor(2) as beside:
         coming = [
