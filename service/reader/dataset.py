@@ -1,12 +1,15 @@
 """The map-style dataset: every row of the complete jobs of a folder or repository."""
 
+import hashlib
 import os
 from collections.abc import Iterable
 from datetime import date
 
 import pyarrow as pa
 
-from service.artifacts.dataset_files import Files, files_of
+from schemas.names import FINAL_NORM_PATH
+from service.artifacts.dataset_files import Files, files_of, read_file
+from service.reader.errors import ReaderError
 from service.reader.jobs import read_jobs
 from service.reader.places import read_labels, read_places
 from service.reader.rows import Rows
@@ -52,6 +55,7 @@ class QuarryDataset(Rows):
         self.manifests = read_jobs(files, wanted, since)
         """Of the jobs that are read, by id: they name every file that is."""
         jobs_read = self.manifests.values()
+        self._check_norm(files)
         self._indexes = [entry for job in jobs_read for entry in job.indexes]
         super().__init__(
             files,
@@ -61,6 +65,16 @@ class QuarryDataset(Rows):
             pin_memory=pin_memory,
             direct=direct,
         )
+
+    def _check_norm(self, files: Files) -> None:
+        """Hold the one norm of a dataset against each job's. Raises ReaderError."""
+        sha256 = hashlib.sha256(read_file(files, FINAL_NORM_PATH)).hexdigest()
+        for job, manifest in self.manifests.items():
+            if sha256 not in {entry.sha256 for entry in manifest.extras if entry.path == FINAL_NORM_PATH}:
+                raise ReaderError(
+                    f"{FINAL_NORM_PATH} is not that of job {job}, so that its last layer would be normed as "
+                    "another model's: a folder holds jobs of one model; copy the job's own beside it"
+                )
 
     @property
     def index(self) -> pa.Table:

@@ -1,5 +1,7 @@
 """The epoch that a trainer sets, known in the workers of its loader too."""
 
+from typing import Any
+
 import torch
 
 
@@ -26,3 +28,12 @@ class SetEpoch:
         times, epoch = self._told.tolist()
         is_new, self._heard = times != self._heard, times
         return epoch if is_new else None
+
+    def forget(self) -> None:
+        """Take what was set last, if anything was, for news again."""
+        self._heard = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The memory of a copy is its own, and shared with the workers that are started of it.
+        self.__dict__.update(state)
+        self._told.share_memory_()  # type: ignore[no-untyped-call]

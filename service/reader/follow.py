@@ -142,13 +142,14 @@ class QuarryFollower(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch `epoch`: another order of shuffled rows, nothing skipped.
 
-        The workers of a loader do with their next one.
+        The workers of a loader do with their next one. An epoch that a loaded state is inside of goes on.
         """
         self._set_epoch.set(epoch)
         self._hear()
 
     def _hear(self) -> None:
-        if (epoch := self._set_epoch.news()) is not None:
+        epoch = self._set_epoch.news()
+        if epoch is not None and not (self._loaded and epoch == self._epoch):
             self._epoch, self._loaded = epoch, {}
             self._state = self._at(START, 0, 0)
 
@@ -183,13 +184,21 @@ class QuarryFollower(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        self._hear()
+        if self._loaded:
+            self._set_epoch.forget()  # what was set before the state was loaded is for the iteration after
+        else:
+            self._hear()
         fresh = self._at(START, 0, num_workers)
         start, self._loaded = self._loaded or fresh, {}
         for name in ("world_size", "num_workers", "window", "seed"):
             if start["next"] and start[name] != fresh[name]:
                 raise ReaderError(f"the state was made with {name} {start[name]}, not {fresh[name]}")
-        self._state, mine = start, None
+        self._state = start
+        return self._mine(start, worker, num_workers)
+
+    def _mine(self, start: State, worker: int, num_workers: int) -> Iterator[Any]:
+        """Yield this worker's rows from a state on."""
+        mine = None
         for number, begin, unit, index in self._ordered(start):
             group, rank = divmod(number, self._world_size)
             if rank == self._rank and group % num_workers == worker and number >= start["next"]:

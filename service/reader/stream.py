@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from schemas.digest import canonical_sha256
 from service.reader.ahead import made_ahead
 from service.reader.dataset import QuarryDataset
 from service.reader.epochs import SetEpoch
@@ -55,16 +56,23 @@ class QuarryStream(IterableDataset[Any]):
         self._shuffle, self._seed, self._window, self._even = shuffle, seed, window, even
         self._start, self._ahead = start, ahead
         self._epoch = self._done = self._skip = 0
-        self._set_epoch = SetEpoch()
+        self._goes_on, self._set_epoch = start > 0, SetEpoch()
+        """Whether the next iteration begins where `start` or a state says."""
+        self._num_workers = 1
+        """Of the state."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch `epoch`: another order, nothing skipped; a loader's workers do with their next one."""
+        """Begin epoch `epoch`: another order, nothing skipped; a loader's workers do with their next one.
+
+        An epoch that `start` or a state is inside of goes on there.
+        """
         self._set_epoch.set(epoch)
         self._hear()
 
     def _hear(self) -> None:
-        if (epoch := self._set_epoch.news()) is not None:
-            self._epoch, self._start, self._done, self._skip = epoch, 0, 0, 0
+        epoch = self._set_epoch.news()
+        if epoch is not None and not (self._goes_on and epoch == self._epoch):
+            self._epoch, self._start, self._done, self._skip, self._goes_on = epoch, 0, 0, 0, False
 
     def __len__(self) -> int:
         """Return this rank's rows of the epoch, less those that `start` skips."""
@@ -73,32 +81,43 @@ class QuarryStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        self._hear()
-        self._done, self._skip = self._skip, 0
-        for row in self._rows(self._turns(self.order())[worker::num_workers][self._done :]):
+        if self._skip and num_workers != self._num_workers:
+            raise ReaderError(f"the state was made with num_workers {self._num_workers}, not {num_workers}")
+        if self._goes_on:
+            self._set_epoch.forget()  # what was set before the state was loaded is for the iteration after
+        else:
+            self._hear()
+        self._done, self._skip, self._goes_on = self._skip, 0, False
+        return self._counted(self._turns(self.order())[worker::num_workers][self._done :])
+
+    def _counted(self, numbers: Sequence[int]) -> Iterator[Any]:
+        for row in self._rows(numbers):
             self._done += 1
             yield row
 
     def state_dict(self) -> State:
         """Return where this worker is."""
-        return {"epoch": self._epoch, "start": self._start, "done": self._done, **self._made_with()}
+        info = get_worker_info()
+        place = {"epoch": self._epoch, "start": self._start, "done": self._done}
+        return place | {"num_workers": info.num_workers if info else 1} | self._made_with()
 
     def load_state_dict(self, state: State) -> None:
         """Go on from where a worker was, with the next iteration.
 
-        Raises ReaderError: with other rows, ranks or workers, or in another order, that would be elsewhere.
+        Raises ReaderError: with other jobs or ranks, or in another order, that would be elsewhere. With
+        another number of workers, the next iteration does.
         """
         for name, value in self._made_with().items():
             if state.get(name) != value and (state["start"] or state["done"]):
                 raise ReaderError(f"the state was made with {name} {state.get(name)}, not {value}")
         self._epoch, self._start, self._skip = state["epoch"], state["start"], state["done"]
+        self._num_workers, self._goes_on = state["num_workers"], True
 
     def _made_with(self) -> State:
-        """Return what the place of a row in this worker's order follows from."""
-        info, num_rows = get_worker_info(), len(self._dataset)
-        order = {"rows": num_rows, "shuffle": self._shuffle, "seed": self._seed, "window": self._window}
-        workers = info.num_workers if info else 0
-        return order | {"even": self._even, "world_size": self._world_size, "num_workers": workers}
+        """Return what the place of a row in this rank's order follows from."""
+        manifests = {job: manifest.sha256 for job, manifest in self._dataset.manifests.items()}
+        order = {"shuffle": self._shuffle, "seed": self._seed, "window": self._window, "even": self._even}
+        return order | {"jobs": canonical_sha256(manifests), "world_size": self._world_size}
 
     def order(self) -> list[int]:
         """Return the epoch's row numbers in the order of all ranks together."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from schemas.dataset.files import LocalFile
 from service.artifacts.dataset_files import LocalFiles
@@ -46,6 +46,15 @@ def test_the_post_norm_state_is_made_with_the_targets_own_weight(dataset, target
     last = row.last().float()
     expected = (last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + 1e-6)).bfloat16() * weight
     assert torch.equal(row.last_normed(), expected)
+
+
+def test_another_models_norm_is_refused(plain, tmp_path):
+    """As when the folders of two jobs of different models are copied into one."""
+    shutil.copytree(plain, tmp_path / "both")
+    file = tmp_path / "both" / "final_norm.safetensors"
+    save_file({"weight": load_file(file)["weight"] * 1.5}, file)
+    with pytest.raises(ReaderError, match=r"final_norm[.]safetensors is not that of job j-"):
+        QuarryDataset(tmp_path / "both")
 
 
 def test_threads_batches_and_pickles_read_the_same(plain):

@@ -1,5 +1,7 @@
 """The stream: every row once an epoch, whatever the ranks, workers, seeds and restarts."""
 
+import copy
+import pickle
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -176,13 +178,68 @@ def test_a_state_of_another_order_is_refused_unless_nothing_was_read(plain, name
     rows.close()
 
 
-def test_a_workers_state_is_good_for_as_many_workers_and_rows(plain):
-    stream = QuarryStream(QuarryDataset(plain), rank=0, world_size=1)
+def test_a_state_is_good_for_as_many_workers_and_the_same_jobs(plain):
+    """The worker says so once there are workers: a state is loaded before."""
+    stream = QuarryStream(QuarryDataset(plain, view=Eagle3()), rank=0, world_size=1)
     next(iter(stream))
     state = stream.state_dict()
-    for name in ("num_workers", "rows"):
-        with pytest.raises(ReaderError, match=f"made with {name} {state[name] + 1}, not {state[name]}"):
-            stream.load_state_dict(state | {name: state[name] + 1})
+    with pytest.raises(ReaderError, match="made with jobs another"):
+        stream.load_state_dict(state | {"jobs": "another"})
+    stream.load_state_dict(state)
+    with pytest.raises(ReaderError, match="made with num_workers 1, not 2"):
+        list(DataLoader(stream, batch_size=None, num_workers=2))
+    assert len(list(DataLoader(stream, batch_size=None, num_workers=1))) == NUM_SAMPLES - 1
+
+
+@pytest.mark.parametrize("stop", [0, 5, NUM_SAMPLES])
+def test_the_epoch_that_is_set_first_after_a_restart_goes_on_and_the_next_is_whole(plain, stop):
+    """As trainers do: for each epoch from the last one on, set it and read it."""
+    dataset, given = QuarryDataset(plain), {"rank": 0, "world_size": 1}
+    stream, alone = QuarryStream(dataset, **given), QuarryStream(dataset, **given)
+    orders = []
+    for epoch in range(3):
+        alone.set_epoch(epoch)
+        orders.append(ids(alone))
+    stream.set_epoch(1)
+    rows = iter(stream)
+    before = [next(rows).sample_id for _ in range(stop)]
+    resumed = QuarryStream(dataset, **given)
+    resumed.load_state_dict(stream.state_dict())
+    resumed.set_epoch(1)
+    assert before + ids(resumed) == orders[1]
+    resumed.set_epoch(2)
+    assert ids(resumed) == orders[2]
+    begun = QuarryStream(dataset, **given, start=7)
+    begun.set_epoch(0)
+    assert ids(begun) == orders[0][7:]
+    begun.set_epoch(1)
+    assert ids(begun) == orders[1]
+
+
+def test_what_was_set_before_a_state_was_loaded_is_for_the_iteration_after_it(plain):
+    """A state of the end of an epoch is loaded when the next one was set; its first row is not there yet."""
+    stream = QuarryStream(QuarryDataset(plain), rank=0, world_size=1)
+    first, at_end = ids(stream), stream.state_dict()
+    resumed = QuarryStream(QuarryDataset(plain), rank=0, world_size=1)
+    resumed.set_epoch(1)
+    resumed.load_state_dict(at_end)
+    assert ids(resumed) == []
+    second = ids(resumed)
+    assert sorted(second) == sorted(first) and second != first
+    rows = iter(resumed)
+    resumed.load_state_dict(at_end)
+    assert len(list(rows)) == NUM_SAMPLES, "a state that is loaded after `iter` is for the next one"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+def test_workers_of_a_copied_stream_hear_of_its_epochs(plain, copied):
+    stream = copied(QuarryStream(QuarryDataset(plain, view=Eagle3()), rank=0, world_size=1))
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
+    orders = []
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        orders.append([view["input_ids"].tolist() for view in loader])
+    assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
