@@ -40,7 +40,7 @@ lint: install
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
 SLOW := slow or outside or (engine and not short)
 
-# What is run at every step: ten minutes on two cores.
+# What is run at every step: a quarter of an hour on two cores.
 test: lint
 	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
 

@@ -63,7 +63,8 @@ def create_app(settings: Settings) -> FastAPI:
     # Submissions may wait for the Hub: neither probes nor the other routes wait behind them for a thread.
     app.state.submit_threads = CapacityLimiter(TURNS[Turn.SUBMISSION])
     app.state.probe_threads = CapacityLimiter(2)
-    app.state.registry, app.state.looks = CollectorRegistry(), {}
+    app.state.registry = CollectorRegistry()
+    app.state.looks = {}  # what open pages saw last
     problems.install(app)
     for module in (extract, jobs, consumers, webhooks, schedules, keys, workers, health):
         app.include_router(module.router)

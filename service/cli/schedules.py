@@ -91,8 +91,9 @@ def resume(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None
 @app.command()
 def run(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Make a job now, in addition to those of the slots."""
-    made = quarry.run_schedule(name)
-    say(made.model_dump_json(ensure_ascii=True) if as_json else _run_line(made, quarry.schedule(name)))
+    # In this order: an error after the job was made would have it made again.
+    schedule, made = quarry.schedule(name), quarry.run_schedule(name)
+    say(made.model_dump_json(ensure_ascii=True) if as_json else _run_line(made, schedule))
 
 
 @app.command()

@@ -14,8 +14,8 @@ class SetEpoch:
     def __init__(self) -> None:
         """Nothing was set yet."""
         self._told = torch.zeros(2, dtype=torch.int64)
-        self._told.share_memory_()  # type: ignore[no-untyped-call]
         """How often an epoch was set, and the last one."""
+        self._told.share_memory_()  # type: ignore[no-untyped-call]
         self._heard = 0
 
     def set(self, epoch: int) -> None:

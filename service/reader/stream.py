@@ -56,10 +56,14 @@ class QuarryStream(IterableDataset[Any]):
         self._shuffle, self._seed, self._window, self._even = shuffle, seed, window, even
         self._start, self._ahead = start, ahead
         self._epoch = self._done = self._skip = 0
-        self._goes_on, self._set_epoch = start > 0, SetEpoch()
+        self._set_epoch = SetEpoch()
+        self._goes_on = start > 0
         """Whether the next iteration begins where `start` or a state says."""
         self._num_workers = 1
-        """Of the state."""
+        """Of the loader that the state was made in; 1 without workers."""
+        manifests = {job: manifest.sha256 for job, manifest in dataset.manifests.items()}
+        # Once: a loader asks for a state with every batch.
+        self._jobs_sha256 = canonical_sha256(manifests)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch `epoch`: another order, nothing skipped; a loader's workers do with their next one.
@@ -115,9 +119,8 @@ class QuarryStream(IterableDataset[Any]):
 
     def _made_with(self) -> State:
         """Return what the place of a row in this rank's order follows from."""
-        manifests = {job: manifest.sha256 for job, manifest in self._dataset.manifests.items()}
         order = {"shuffle": self._shuffle, "seed": self._seed, "window": self._window, "even": self._even}
-        return order | {"jobs": canonical_sha256(manifests), "world_size": self._world_size}
+        return order | {"jobs": self._jobs_sha256, "world_size": self._world_size}
 
     def order(self) -> list[int]:
         """Return the epoch's row numbers in the order of all ranks together."""

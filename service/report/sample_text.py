@@ -21,7 +21,6 @@ Decode = Callable[[list[int]], str]
 _UNFINISHED = "\ufffd"
 _CONTEXT_TOKENS = 4
 
-
 UNLOADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),
     *(ArithmeticError, RecursionError),

@@ -36,8 +36,9 @@ from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 CURSOR = re.compile("[0-9]{1,18}")
 """The number of the last job on the page before: the job may be deleted meanwhile."""
 MADE = ("progress", "repository", "waits")
-STARTS = "an engine that starts and loads the model"
 """What of a job is no column of its row."""
+STARTS = "an engine that starts and loads the model"
+"""What a job waits for whose units are held by workers that have no engine yet."""
 RECENT_EVENTS = 20
 _READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256", "keeps_local", "publish_subject")
 JOB_COLUMNS = [JOB.c[name] for name in _READ if name not in MADE]
