@@ -40,6 +40,7 @@ class LocalFiles:
     def __init__(self, folder: Path) -> None:
         """Look below `folder`."""
         self._folder, self.name = folder, str(folder)
+        self.revision = None
 
     def paths(self) -> list[str]:
         """Return the paths of all files, sorted. Hidden folders at the top belong to tools."""
@@ -92,7 +93,7 @@ class HubFiles:
         self._given: dict[str, Any] = {"endpoint": endpoint, "token": token}
         with self._reading():
             info = HfApi(**self._given).dataset_info(repo_id, revision=revision)
-        self._commit = info.sha
+        self.revision = info.sha
         self._paths = frozenset(file.rfilename for file in info.siblings or ())
         self._fs = HfFileSystem(**self._given)
 
@@ -112,7 +113,7 @@ class HubFiles:
         """Open a file, to be read by range requests. Raises DatasetError."""
         if path not in self._paths:
             raise DatasetError(f"{path} cannot be opened: it is not in {self._repo_id}")
-        return HubFile(self._fs, f"datasets/{self._repo_id}@{self._commit}/{path}")
+        return HubFile(self._fs, f"datasets/{self._repo_id}@{self.revision}/{path}")
 
     @contextmanager
     def held(self, paths: Iterable[str]) -> Iterator[Path]:
@@ -129,7 +130,7 @@ class HubFiles:
                         self._repo_id,
                         path,
                         repo_type="dataset",
-                        revision=self._commit,
+                        revision=self.revision,
                         local_dir=folder,
                         **self._given,
                     )
@@ -181,6 +182,8 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
     if isinstance(where, str) and where.startswith(HUB_PREFIX):
         return HubFiles(where.removeprefix(HUB_PREFIX), revision)
     folder = Path(where)
+    if revision is not None:
+        raise DatasetError(f"revision {revision!r} is of a repository, and {where} is none: leave it out")
     if not folder.is_dir():
         raise DatasetError(f"{where} is no folder; a repository is named {HUB_PREFIX}NAMESPACE/NAME")
     return LocalFiles(folder)

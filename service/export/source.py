@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from schemas.dataset.manifest import Manifest
 from schemas.identity import Identity
 from service.errors import OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
 from service.reader import QuarryDataset, ReaderError
-from service.reader.row import About
+from service.reader.errors import JobsDiffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,39 +33,27 @@ class Source:
 def open_source(where: str, options: ExportOptions) -> Source:
     """Open a folder or `hf://datasets/NAMESPACE/NAME`; reads manifests, indexes and one footer.
 
-    Raises SourceRefused (`job`), OptionRefused (`layers`), ReaderError.
+    Raises OptionRefused (`layers`), ReaderError.
     """
     return source_of(QuarryDataset(where, jobs=options.jobs or None, revision=options.revision), options)
 
 
 def source_of(rows: QuarryDataset, options: ExportOptions) -> Source:
-    """Return what is written of opened rows. Raises SourceRefused (`job`), OptionRefused (`layers`)."""
-    _check_alike(rows.manifests)
+    """Return what is written of opened rows. Raises OptionRefused (`layers`)."""
     return Source(rows, options, _layers(rows, options))
 
 
 @contextmanager
 def refusing_datasets() -> Iterator[None]:
-    """Turn a ReaderError of the block into SourceRefused (`dataset`)."""
+    """Turn a ReaderError of the block into SourceRefused (`job`, `dataset`)."""
     try:
         yield
+    except JobsDiffer as error:
+        cure = "name jobs of the same states in --job"
+        raise SourceRefused(str(error), field="job", cure=cure) from error
     except ReaderError as error:
         cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
         raise SourceRefused(str(error), field="dataset", cure=cure) from error
-
-
-def _check_alike(manifests: dict[str, Manifest]) -> None:
-    first_job, *others = manifests
-    first = About.of(manifests[first_job].provenance)
-    for job in others:
-        about = About.of(manifests[job].provenance)
-        for name in About.__slots__:
-            if getattr(about, name) != getattr(first, name):
-                raise SourceRefused(
-                    f"the jobs {first_job} and {job} differ in {name}",
-                    field="job",
-                    cure="name jobs of the same states in --job",
-                )
 
 
 def _layers(rows: QuarryDataset, options: ExportOptions) -> tuple[int, ...]:

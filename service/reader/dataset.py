@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import Files, files_of, read_file
-from service.reader.errors import ReaderError
+from service.reader.errors import JobsDiffer, ReaderError
 from service.reader.jobs import read_jobs
 from service.reader.places import read_labels, read_places
+from service.reader.row import About
 from service.reader.rows import Rows
 from service.reader.views import View
 
@@ -40,21 +41,25 @@ class QuarryDataset(Rows):
                 complete when its manifest is there.
             since: read only jobs whose last state was captured then or later: a day, which begins at midnight
                 UTC, or a time with its offset; either may be given as text.
-            revision: branch, tag or commit, for a repository.
+            revision: branch, tag or commit, for a repository. Ranks that open one that is pushed to need a
+                commit: give them the first rank's `revision`, or they may share out other rows.
             pin_memory: read states straight into pinned memory.
             direct: read local shards by O_DIRECT, past the page cache. For shards that are larger together
                 than the memory: it takes less CPU than a read from the disk through the cache.
 
         Raises:
-            ReaderError: no dataset, no complete job or not the one named, none since then, jobs of several
-                models or layers, or a view it cannot serve.
+            ReaderError: no dataset, no complete job or not the one named, none since then, or a view it
+                cannot serve; JobsDiffer if the jobs are of several models or layers.
             OptionRefused, HubUnavailable: the Hub refuses the repository, or does not answer.
         """
         files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         wanted = frozenset(jobs) if jobs is not None else None
         self.manifests = read_jobs(files, wanted, since)
         """Of the jobs that are read, by id: they name every file that is."""
+        self.revision: str | None = files.revision
+        """The commit of the repository that is read; null of a folder."""
         jobs_read = self.manifests.values()
+        self._check_alike()
         self._check_norm(files)
         self._indexes = [entry for job in jobs_read for entry in job.indexes]
         super().__init__(
@@ -65,6 +70,19 @@ class QuarryDataset(Rows):
             pin_memory=pin_memory,
             direct=direct,
         )
+
+    def _check_alike(self) -> None:
+        """Raise JobsDiffer for jobs of several models, layers or forms of states."""
+        (first_job, first), *others = (
+            (job, About.of(manifest.provenance)) for job, manifest in self.manifests.items()
+        )
+        for job, about in others:
+            for name in About.__slots__:
+                if (differs := getattr(about, name)) != (same := getattr(first, name)):
+                    raise JobsDiffer(
+                        f"the jobs {first_job} and {job} differ in {name}, {same} and {differs}: name jobs "
+                        "that belong together"
+                    )
 
     def _check_norm(self, files: Files) -> None:
         """Hold the one norm of a dataset against each job's. Raises ReaderError."""

@@ -111,7 +111,8 @@ class QuarryFollower(IterableDataset[Any]):
             window: rows that are shuffled together; 1 keeps the order.
             seed: of the shuffling.
             even: give every rank the same number of rows.
-            patience_s: how long to bear a service or Hub that does not answer, or a file that is missing.
+            patience_s: how long to bear a service or Hub that does not answer, a file that is missing, or a
+                manifest that is not whole.
             pin_memory: as for `QuarryDataset`.
             direct: as for `QuarryDataset`.
 

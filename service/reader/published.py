@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from schemas.dataset.errors import DatasetError
 from schemas.job import JobState, UnitPage, UnitView
-from schemas.names import index_path
+from schemas.names import MANIFEST_FOLDER, index_path, manifest_path
 from service.artifacts.dataset_files import HUB_PREFIX, Files, files_of
 from service.errors import HubUnavailable
 from service.reader.errors import ReaderError
@@ -45,12 +45,14 @@ class PublishedJob:
         """Look at nothing yet."""
         self._dataset, self._job_id, self._patience_s, self._is_said = dataset, job_id, patience_s, False
         self._files: Files | None = None
+        self._faulty_s: float | None = None
+        """When the manifest was first seen that cannot be read."""
         self.name = f"job {job_id} of {dataset}"
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
         """Return the first unit above number `after`; none if the job is not published within `wait_s`.
 
-        Raises ReaderError, OptionRefused, HubUnavailable.
+        Raises ReaderError for a manifest that was faulty for `patience_s`, OptionRefused, HubUnavailable.
         """
         until_s = time.monotonic() + wait_s
         while (missing := self._missing()) is not None:
@@ -98,8 +100,18 @@ class PublishedJob:
             return None
         try:
             files = patiently(partial(files_of, self._dataset), self._patience_s)
+        except ReaderError as error:
+            return str(error)
+        is_there = manifest_path(self._job_id) in files.find(MANIFEST_FOLDER, ".json")
+        try:
             self._manifest = read_jobs(files, frozenset([self._job_id]))[self._job_id]
-        except (DatasetError, ReaderError) as error:
+        except ReaderError as error:
+            if not is_there:
+                self._faulty_s = None
+                return str(error)
+            self._faulty_s = self._faulty_s or time.monotonic()
+            if time.monotonic() - self._faulty_s > self._patience_s:
+                raise
             return str(error)
         self._files = files
         return None

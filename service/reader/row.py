@@ -4,12 +4,15 @@ Legend: T tokens, H hidden size.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Never
 
 import torch
 
 from schemas.dataset.norm import NormWeights
 from schemas.identity import FinalNorm, Provenance
+from service.reader.errors import ReaderError
 
 _NORM_TOKENS = 32
 """Normed at a time: what the steps of a norm leave between them stays in a core's cache, half of the time."""
@@ -43,7 +46,7 @@ class Row:
 
     `input_ids` is int64 [T], `loss_mask` uint8 [T], 1 where the token is supervised. `read` returns the
     states of layers side by side, [T, len(ids) * H] in the stored dtype, the caller's own; a view that asks
-    for one layer costs one layer's bytes.
+    for one layer costs one layer's bytes. A row that is pickled, as a loader's worker does, is read whole.
     """
 
     sample_id: str
@@ -91,3 +94,25 @@ class Row:
         All auxiliary layers if none are named. Raises ReaderError.
         """
         return self.read(self.auxiliary_ids if layer_ids is None else tuple(sorted(layer_ids)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An open file cannot be pickled, and an error here would leave a loader waiting for ever.
+        read: Callable[[tuple[int, ...]], torch.Tensor]
+        try:
+            read = partial(_layers_of, self.read(self.layer_ids), self.layer_ids)
+        except Exception as error:  # noqa: BLE001 - raised when the states are asked for
+            read = partial(_raise, f"{type(error).__name__}: {error}")
+        taken = {field.name: getattr(self, field.name) for field in fields(self)} | {"read": read}
+        return Row, tuple(taken.values())
+
+
+def _layers_of(states: torch.Tensor, held_ids: tuple[int, ...], layer_ids: tuple[int, ...]) -> torch.Tensor:
+    """Return layers of the states [T, L * H] of all that are held: [T, len(layer_ids) * H], a copy."""
+    if missing := sorted(set(layer_ids) - set(held_ids)):
+        raise ReaderError(f"the row holds layers {list(held_ids)}, not {missing}")
+    places = [held_ids.index(layer_id) for layer_id in layer_ids]
+    return states.view(len(states), len(held_ids), -1)[:, places].flatten(1)
+
+
+def _raise(detail: str, _layer_ids: tuple[int, ...]) -> Never:
+    raise ReaderError(f"the row's states could not be read: {detail}")

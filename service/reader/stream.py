@@ -27,7 +27,12 @@ class QuarryStream(IterableDataset[Any]):
     are held; 0 reads each when it is asked for. Rows without a view are read when their states are asked for.
 
     `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker, good
-    for the same dataset, order, ranks and workers. Without it, `start` skips that many rows of this rank.
+    for the same dataset, order, ranks and workers. Without it, `start` skips that many rows of this rank, in
+    each iteration until an epoch is set. A loader of W workers and batches of B rows has gone through the
+    first n of them only where n is a multiple of W * B.
+
+    Nothing else may share the rows out again: accelerate, and so transformers' Trainer, gives each rank its
+    part of what a loader yields, and wants `rank=0, world_size=1`.
     """
 
     follow = QuarryFollower

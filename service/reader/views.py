@@ -11,7 +11,7 @@ Every view is a dict of tensors:
 - `hidden_states`: the target's state that is fed, in the stored dtype.
 - `positions` int64: of step k in row t it is t + k.
 - `labels` int64: the token to predict, IGNORED where the row does not know it.
-- `loss_mask` uint8: 1 where the row counts.
+- `loss_mask` uint8: 1 where the row counts: at step k of row t, tokens t + 1 and t + 2 + k are supervised.
 - `target_hidden_states`: the post-norm state whose logits under the target's head predict `labels`.
 
 Legend: T tokens, R = T - 1 rows, H hidden size, K draft steps, A auxiliary layers.
@@ -86,8 +86,8 @@ class Eagle(_OfLastLayer):
 
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
-        normed_TH = row.last_normed()
-        return _first_step(row) | {"hidden_states": normed_TH[:-1], "target_hidden_states": normed_TH[1:]}
+        fed, targets = _apart(row.last_normed())
+        return _first_step(row) | {"hidden_states": fed, "target_hidden_states": targets}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class Mtp(_OfLastLayer):
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
         last_TH = row.last()
-        normed_TH = row.normed(last_TH)
+        fed, targets = _apart(row.normed(last_TH))
         return _steps(row, self.num_steps) | {
-            "hidden_states": (normed_TH if self.normed else last_TH)[:-1],
-            "target_hidden_states": normed_TH[1:],
+            "hidden_states": fed if self.normed else last_TH[:-1],
+            "target_hidden_states": targets,
         }
 
 
@@ -159,7 +159,8 @@ class DFlash(_OfAuxiliaryLayers):
     """DFlash: auxiliary layers as context, un-shifted; blocks are cut by the trainer.
 
     `input_ids`, `positions` and `loss_mask` are [T], `hidden_states` is [T, A * H] and
-    `target_hidden_states` [T, H]: the row of token t.
+    `target_hidden_states` [T, H]: the row of token t. `labels` [T] are the tokens after: what the place
+    p of a block predicts is `input_ids[p]`, by `target_hidden_states[p - 1]`, and counts by `loss_mask[p]`.
     """
 
     layers: tuple[int, ...] | None = None
@@ -196,6 +197,11 @@ def _steps(row: Row, num_steps: int) -> Tensors:
         "labels": labels_KR,
         "loss_mask": mask_KR,
     }
+
+
+def _apart(normed_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what is fed and what is predicted, [R, H] each, in memory of their own: noise may be added."""
+    return normed_TH[:-1].clone(), normed_TH[1:]
 
 
 def _first_step(row: Row) -> Tensors:

@@ -147,7 +147,7 @@ def train(
                 if values and name not in given
                 for word in (f"--{name.replace('_', '-')}", *values)
             ]
-            words += [*arguments, "--quarry-dataset", dataset, "--quarry-revision", revision or ""]
+            words += [*arguments, "--quarry-dataset", dataset, "--quarry-revision", rows.revision or ""]
             config = TrainConfig.resolve(words)
             settled = Namespace(**config.flatten())
             source = source_of(rows, _options(settled))

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader
 
 from schemas.dataset.files import LocalFile
 from service.artifacts.dataset_files import LocalFiles
@@ -71,6 +72,40 @@ def test_threads_batches_and_pickles_read_the_same(plain):
     stored = QuarryDataset(plain).__getitems__(numbers)
     assert [row.sample_id for row in stored] == [rows.row(number).sample_id for number in numbers]
     assert_right(stored[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rows_without_a_view_come_out_of_a_loaders_workers_with_their_states(dataset, num_workers):
+    loader = DataLoader(
+        QuarryDataset(dataset), 4, collate_fn=list, num_workers=num_workers, timeout=60 if num_workers else 0
+    )
+    rows = [row for batch in loader for row in batch]
+    assert [row.sample_id for row in rows] == QuarryDataset(dataset).sample_ids
+    for row, expected in zip(rows, QuarryDataset(dataset), strict=True):
+        assert_right(row)
+        assert torch.equal(row.auxiliary((5, 2)), expected.auxiliary((5, 2)))
+        assert torch.equal(row.last_normed(), expected.last_normed())
+        assert torch.equal(row.last(), expected.last()), "a row that was normed in place holds its states"
+    with pytest.raises(ReaderError, match=r"holds layers \[2, 4, 5, 8\], not \S*7"):
+        rows[0].layer(7)
+
+
+def test_a_row_that_a_worker_cannot_read_raises_and_does_not_hang(plain, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "copy")
+    rows = QuarryDataset(folder)
+    for shard in folder.glob("data/*/*.parquet"):
+        middle = shard.read_bytes()
+        shard.write_bytes(bytes(len(middle) // 2) + middle[len(middle) // 2 :])
+    for row in DataLoader(rows, batch_size=None, num_workers=1, timeout=60):
+        if row.sample_id == rows.sample_ids[0]:
+            with pytest.raises(ReaderError, match=r"could not be read: DatasetError: data/.*parquet: row 0"):
+                row.layer(2)
+
+
+def test_a_folder_has_no_revisions(plain):
+    assert QuarryDataset(plain).revision is None
+    with pytest.raises(ReaderError, match="revision 'v2' is of a repository"):
+        QuarryDataset(plain, revision="v2")
 
 
 def test_a_dataset_is_read_past_the_page_cache_if_asked_to(plain, monkeypatch):

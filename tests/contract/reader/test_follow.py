@@ -87,6 +87,17 @@ def test_two_ranks_with_two_workers_each_share_the_rows(followed: Followed) -> N
     assert left_out not in shares[0]
 
 
+@pytest.mark.parametrize("folder", [None, ELSEWHERE])
+def test_rows_without_a_view_come_out_of_a_loaders_worker(followed: Followed, folder: str | None) -> None:
+    followed.capture(UNITS)
+    followed.complete()
+    loader = DataLoader(followed.follow(folder=folder), batch_size=None, num_workers=1, timeout=60)
+    rows = list(loader)
+    assert ids(rows) == EVERY
+    for row, expected in zip(rows, QuarryDataset(followed.dataset), strict=True):
+        assert torch.equal(row.read(row.layer_ids), expected.read(row.layer_ids))
+
+
 def test_shuffled_blocks_hold_every_row_once_and_differ_by_epoch(followed: Followed) -> None:
     followed.capture(UNITS)
     followed.complete()
@@ -242,6 +253,21 @@ def test_a_folder_is_followed_from_its_publication_on(
     next(iter(sorted(followed.dataset.glob("data/*/*")))).unlink()
     with pytest.raises(ReaderError, match="cannot be opened"):
         next(iter(QuarryStream.follow(followed.dataset, JOB, **where)))
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda whole: whole[:100], lambda whole: whole.replace(b"rows", b"r0ws", 1)]
+)
+def test_a_manifest_that_stays_faulty_is_named_when_patience_ends(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, harm: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(published, "LOOK_S", 0.01)
+    followed.capture(UNITS)
+    followed.complete()
+    manifest = followed.dataset / "manifests" / f"{JOB}.json"
+    manifest.write_bytes(harm(manifest.read_bytes()))
+    with pytest.raises(ReaderError, match=rf"manifests/{JOB}.json"):
+        next(iter(QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1, patience_s=0.1)))
 
 
 def test_a_hub_that_is_away_is_waited_for_as_long_as_was_said(

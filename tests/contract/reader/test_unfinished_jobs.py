@@ -16,6 +16,7 @@ from schemas.dataset.manifest import body_sha256
 from service.artifacts.dataset_files import LocalFiles
 from service.proof.verify import verify_dataset
 from service.reader import Eagle3, QuarryDataset, ReaderError
+from service.reader.errors import JobsDiffer
 from tests.contract.reader.conftest import NUM_SAMPLES, finished
 from tests.contract.reader.test_dataset import assert_right
 from tests.support.fake_hub import FakeHub
@@ -82,10 +83,10 @@ def test_a_part_of_a_job_of_other_states_does_not_keep_the_whole_ones_from_being
     for number in range(NUM_SAMPLES):
         assert_right(rows[number])
     land(other, folder)
-    with pytest.raises(ReaderError, match=r"holds other states than the first|norm.* is not that of job"):
-        mixed = QuarryDataset(folder)
-        for number in range(len(mixed)):
-            mixed[number]
+    with pytest.raises(
+        JobsDiffer, match=rf"the jobs j-\w+ and {NIGHTLY} differ in (layer_ids|weights_sha256)"
+    ):
+        QuarryDataset(folder)
 
 
 def test_a_job_that_is_named_must_be_complete(plain, folder):

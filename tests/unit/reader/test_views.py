@@ -80,6 +80,16 @@ def test_a_view_feeds_and_predicts_what_serving_does(view, hidden_states, number
     assert set(made) == {*names, "hidden_states", "target_hidden_states"}
 
 
+@pytest.mark.parametrize(
+    "view", [Eagle(), Eagle3(), PEagle(2), Mtp(2), Mtp(2, normed=False), Step35Mtp(), DFlash()]
+)
+def test_noise_on_what_is_fed_changes_nothing_else(view) -> None:
+    made, noisy = view(row()), view(row())
+    noisy["hidden_states"] += 1.0
+    for name, tensor in made.items():
+        assert torch.equal(noisy[name], tensor) == (name != "hidden_states")
+
+
 def test_dflash_is_not_shifted() -> None:
     view = DFlash()(row())
     assert view["input_ids"].tolist() == IDS
