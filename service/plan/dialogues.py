@@ -10,7 +10,7 @@ answers before it are known.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from schemas.generate import Generate, MixEntry
 from service.errors import OptionRefused
 from service.plan.rendering import Conversation, Messages, RenderFailed
 from service.plan.sources.rows import RejectedError, RejectReason
+from service.plan.tokenizer import TextTokenizer
 from service.plan.units import Dialogue, Tokenized
 
 PROBES = (
@@ -37,19 +38,6 @@ PROBES = (
 """Answers that templates are known to change. Others are found while they are answered."""
 MAX_TURNS = 512
 """That are answered in rows of their own: each is rendered with all turns before it."""
-
-
-class Renders(Protocol):
-    """What a plan needs of `SampleTokenizer`."""
-
-    most_tokens: int
-
-    @property
-    def marks(self) -> Mapping[str, int]:
-        """The texts of the tokenizer's added tokens, with their ids."""
-
-    def ids(self, text: str) -> npt.NDArray[np.int64]:
-        """Return the token ids `[T]` of rendered text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +84,7 @@ def _called(call: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def plan_dialogue(
-    chat: Conversation, renders: Renders, generate: Generate, entry: MixEntry | None
+    chat: Conversation, texts: TextTokenizer, most_tokens: int, generate: Generate, entry: MixEntry | None
 ) -> list[Tokenized]:
     """Return the rows of a conversation: one with its segments, or one a turn; masks are all zero.
 
@@ -116,7 +104,7 @@ def plan_dialogue(
         detail = "the source has results of tools, and nothing says how the target calls them"
         cure = "name vLLM's `--tool-call-parser` of the model, or take conversations without tools"
         raise OptionRefused(detail, field="generate.tool_parser", cure=cure)
-    plan = _Plan(chat, blocks, renders, generate, entry)
+    plan = _Plan(chat, blocks, texts, most_tokens, generate, entry)
     try:
         return [plan.in_one_row()]
     except NotInSegments as error:
@@ -135,11 +123,13 @@ class _Plan:
         self,
         chat: Conversation,
         blocks: Sequence[Block],
-        renders: Renders,
+        texts: TextTokenizer,
+        most_tokens: int,
         generate: Generate,
         entry: MixEntry | None,
     ) -> None:
-        self._chat, self._blocks, self._renders, self._generate = chat, blocks, renders, generate
+        self._chat, self._blocks, self._generate = chat, blocks, generate
+        self._texts, self._most_tokens = texts, most_tokens
         self._answer_tokens = generate.of(entry.name if entry else None).max_tokens
         self._words = [f"QuarryStandIn{turn}X" for turn in range(len(blocks))]
         every = [[list(block.messages), list(block.calls)] for block in blocks]
@@ -155,14 +145,14 @@ class _Plan:
             raise NotInSegments("stop strings are no part of an answer's text")
         texts = self._segment_texts()
         ends = {2, len(texts)} if len(texts) > 1 else ()
-        for probe, end in product((*PROBES, "".join(self._renders.marks)), ends):
+        for probe, end in product((*PROBES, "".join(self._texts.marks)), ends):
             try:
                 is_literal = self._prompt([probe] * (end - 1)) == probe.join(texts[:end])
             except RenderFailed as error:
                 raise NotInSegments("the template fails on some answers") from error
             if not is_literal:
                 raise NotInSegments("the template does not write every answer as it is given")
-        ids = [self._renders.ids(text) for text in texts]
+        ids = [self._texts.ids(text) for text in texts]
         self._check_tokens(texts, ids)
         rest = tuple(segment.astype(np.int32) for segment in ids[1:])
         longest = sum(map(len, ids)) + len(ids) * self._answer_tokens
@@ -171,14 +161,14 @@ class _Plan:
     def _segment_texts(self) -> list[str]:
         """Return the prompt and what is between two answers."""
         texts, whole = [self._prompt([])], self._prompt([])
-        num_tokens = len(self._renders.ids(whole))
+        num_tokens = len(self._texts.ids(whole))
         for turn, word in enumerate(self._words[:-1], 1):
             upto = whole + word
             whole = self._prompt(self._words[:turn])
             if not whole.startswith(upto):
                 raise NotInSegments("a prompt does not begin with the turns before it")
-            num_tokens += len(self._renders.ids(whole[len(upto) :]))
-            if num_tokens >= self._renders.most_tokens:
+            num_tokens += len(self._texts.ids(whole[len(upto) :]))
+            if num_tokens >= self._most_tokens:
                 break  # neither this turn nor a later one can have an answer
             texts.append(whole[len(upto) :])
         return texts
@@ -186,22 +176,22 @@ class _Plan:
     def _check_tokens(self, texts: Sequence[str], ids: Sequence[npt.NDArray[np.int64]]) -> None:
         """Raise NotInSegments unless each segment has the tokens that it has in the whole."""
         for text in texts[1:]:
-            if not any(text.startswith(mark) for mark in self._renders.marks):
+            if not any(text.startswith(mark) for mark in self._texts.marks):
                 raise NotInSegments("no added token follows an answer")
         said = [text + word for text, word in zip(texts[:-1], self._words, strict=False)]
-        apart = [self._renders.ids(text) for text in said]
+        apart = [self._texts.ids(text) for text in said]
         whole = "".join([*said, texts[-1]])
-        if not np.array_equal(self._renders.ids(whole), np.concatenate([*apart, ids[-1]])):
+        if not np.array_equal(self._texts.ids(whole), np.concatenate([*apart, ids[-1]])):
             raise NotInSegments("a turn has other tokens by itself than in its conversation")
 
     def a_row_a_turn(self, why: str) -> list[Tokenized]:
         """Return a row for each turn. Raises RejectedError."""
-        first = self._renders.ids(self._prompt([]))
-        marks = list(self._renders.marks.values())
+        first = self._texts.ids(self._prompt([]))
+        marks = list(self._texts.marks.values())
         fit: list[tuple[npt.NDArray[np.int64], int]] = []
         for turn in range(1, len(self._blocks) + 1):
-            prompt = self._renders.ids(self._prompt("x" * (turn - 1)))
-            if turn > 1 and len(prompt) >= self._renders.most_tokens:
+            prompt = self._texts.ids(self._prompt("x" * (turn - 1)))
+            if turn > 1 and len(prompt) >= self._most_tokens:
                 break
             if turn > MAX_TURNS:
                 detail = f"more than {MAX_TURNS} turns, of which each is a row: {why}"
@@ -234,13 +224,13 @@ class _Plan:
     ) -> Tokenized:
         document = {
             "blocks": [[list(block.messages), list(block.calls)] for block in blocks],
-            "limit": self._renders.most_tokens,
+            "limit": self._most_tokens,
             "left": left,
             "tools": self._chat.tools if turn <= 1 else None,
             # So that no turn of another conversation is the same sample.
             "conversation": self._digest,
         }
-        most = min(longest, self._renders.most_tokens)
+        most = min(longest, self._most_tokens)
         dialogue = Dialogue(canonical_json(document), turn, most, segments, why)
         return Tokenized(ids.astype(np.int32), np.zeros(len(ids), np.uint8), dialogue)
 

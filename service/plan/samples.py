@@ -37,8 +37,9 @@ from service.plan.units import Tokenized
 class SampleTokenizer:
     """Tokenizes the samples of one job, in the planning child; `on_step` is called as it goes on.
 
-    `most_tokens` is the longest row: the request's `max_tokens`, what the engine takes as a prompt, and what
-    a row can hold; `limit_tokens` the longest sample, which in a `generate` job leaves room for an answer.
+    `texts` tokenizes what a template made. `most_tokens` is the longest row: the request's `max_tokens`, what
+    the engine takes as a prompt, and what a row can hold; `limit_tokens` the longest sample, which in a
+    `generate` job leaves room for an answer.
     Raises UnknownModel (no usable tokenizer), TemplateRefused, OptionRefused.
     """
 
@@ -47,22 +48,16 @@ class SampleTokenizer:
     ) -> None:
         self._target = target
         self._request = request
-        self._tokenizer = TextTokenizer(target.folder, request.model, on_step)
-        self.decode, self.of_library = self._tokenizer.decode, self._tokenizer.of_library
+        self.texts = TextTokenizer(target.folder, request.model, on_step)
         self._templates: dict[tuple[str, str], ChatTemplate] = {}
         self._trailers: dict[ChatTemplate, str] = {}
         storable = most_tokens(target.hidden_size, target.dtype)
         self.most_tokens = min(request.max_tokens, target.max_model_len - 1, storable)
         self.limit_tokens = self.most_tokens - _answer_room(request, self.most_tokens)
         on_step(Step.TEMPLATE)
-        self.template_sha256 = _template_digest(request.chat_template or self._tokenizer.chat_templates)
+        self.template_sha256 = _template_digest(request.chat_template or self.texts.chat_templates)
         if request.chat_template is not None:
             self._compiled(request.chat_template, request.chat_template_kwargs)
-
-    @property
-    def marks(self) -> Mapping[str, int]:
-        """The texts of the tokenizer's added tokens, with their ids."""
-        return self._tokenizer.marks
 
     def rows(self, sample: Sample, source_id: str) -> Sequence[Tokenized | RowReject]:
         """Return what a sample becomes: one row, or one for each turn that is answered in a row of its own.
@@ -77,7 +72,7 @@ class SampleTokenizer:
             return (row if isinstance(row, RowReject) else without_turns(row, generate),)
         try:
             chat, entry = self._chat(sample, source_id), generate.drawn(source_id)
-            planned = plan_dialogue(chat, self, generate, entry)
+            planned = plan_dialogue(chat, self.texts, self.most_tokens, generate, entry)
             return (self._checked(planned[0], source_id), *planned[1:])
         except RejectedError as error:
             return (error.reject,)
@@ -105,15 +100,15 @@ class SampleTokenizer:
                 return _all_supervised(ids)
             return Tokenized(ids, np.asarray(sample.loss_mask, dtype=np.uint8))
         if sample.text is not None:
-            return _all_supervised(self._tokenizer.encode(sample.text, special=True).ids)
+            return _all_supervised(self.texts.encode(sample.text, special=True).ids)
         chat = self._chat(sample, source_id)
         if self._request.generate is not None:
             asked = chat.messages[:-1] if chat.messages[-1]["role"] == "assistant" else chat.messages
             if not asked:
                 raise RejectedError(RejectReason.NO_PROMPT, "nothing comes before the assistant's turn")
-            return _all_supervised(self.ids(replace(chat, messages=asked).prompt()))
+            return _all_supervised(self.texts.ids(replace(chat, messages=asked).prompt()))
         if self._request.loss == "all":
-            return _all_supervised(self.ids(chat.rendering.text))
+            return _all_supervised(self.texts.ids(chat.rendering.text))
         turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
         if not turns:
             detail = "the conversation has no assistant turn"
@@ -135,10 +130,6 @@ class SampleTokenizer:
         """Return what the template is given beside messages and tools, for a `mix` entry."""
         return self._request.chat_template_kwargs | (entry.chat_template_kwargs if entry else {})
 
-    def ids(self, text: str) -> npt.NDArray[np.int64]:
-        """Return the token ids `[T]` of text that a template made. Raises UnicodeEncodeError."""
-        return self._tokenizer.encode(text).ids
-
     def supervised(
         self,
         chat: Conversation,
@@ -155,7 +146,7 @@ class SampleTokenizer:
         Raises RejectedError, TemplateRefused, UnicodeEncodeError.
         """
         text = chat.rendering.text
-        encoding = self._tokenizer.encode(text, offsets=True)
+        encoding = self.texts.encode(text, offsets=True)
         if self._request.on_too_long == "reject" and len(encoding.ids) > self.most_tokens:
             raise _too_long(len(encoding.ids), self.limit_tokens)
         if chat.template.marks_generation:
@@ -173,7 +164,7 @@ class SampleTokenizer:
                 inside = _said(text, encoding, (start, end), answers[place], ends[place])
             mask[inside] = 1
             last = encoding.ids[inside][-1:].tolist()
-            if ends is not None and last and last[0] in self.marks.values() and last[0] != ends[place]:
+            if ends is not None and last and last[0] in self.texts.marks.values() and last[0] != ends[place]:
                 mask[inside.stop - 1] = 0
         return Tokenized(encoding.ids.astype(np.int32), mask)
 
@@ -196,14 +187,14 @@ class SampleTokenizer:
     def _found_spans(self, chat: Conversation, turns: Sequence[int], encoding: Encoding) -> list[Span]:
         """Return the spans of `turns` by render boundaries, as far as the sample is kept."""
         text = chat.rendering.text
-        finder = TurnFinder(chat, self._tokenizer.marks, self._trailer(chat.template))
+        finder = TurnFinder(chat, self.texts.marks, self._trailer(chat.template))
         kept_chars = int(encoding.ends[: self.most_tokens].max(initial=0))
         spans: list[Span] = []
         for turn in turns:
             start, end = finder.span(turn)
             if start >= kept_chars:
                 break
-            spans.append((start, self._tokenizer.end_of_turn(text, encoding, start, end)))
+            spans.append((start, self.texts.end_of_turn(text, encoding, start, end)))
         return spans
 
     def _checked(self, whole: Tokenized, source_id: str) -> Tokenized:
@@ -232,7 +223,7 @@ class SampleTokenizer:
         return Tokenized(ids, mask)
 
     def _template(self, options: Mapping[str, Any], *, with_tools: bool) -> ChatTemplate:
-        source = self._tokenizer.chat_template(self._request.chat_template, with_tools=with_tools)
+        source = self.texts.chat_template(self._request.chat_template, with_tools=with_tools)
         if source is None:
             detail = f"the tokenizer of {self._request.model!r} has no chat template"
             cure = "pass a 'chat_template', or give 'text' or 'token_ids' samples"
@@ -242,7 +233,7 @@ class SampleTokenizer:
     def _compiled(self, source: str, options: Mapping[str, Any]) -> ChatTemplate:
         key = source, canonical_json(options)
         if key not in self._templates:
-            template = ChatTemplate(source, self._tokenizer.special_tokens, options)
+            template = ChatTemplate(source, self.texts.special_tokens, options)
             try:
                 template.render(PROBE, None, add_generation_prompt=False)
             except (RenderFailed, RenderTooLong) as error:
@@ -259,7 +250,7 @@ class SampleTokenizer:
         """Refuse by name, at the first conversation, a template whose turns cannot be found; see `probe`."""
         if template not in self._trailers:
             try:
-                self._trailers[template] = probe(template, self._tokenizer.marks)
+                self._trailers[template] = probe(template, self.texts.marks)
             except (UnstableBoundaries, RenderFailed) as error:
                 fault = f"has no stable turn boundaries: {error}"
                 raise self._refused(template, fault, CURE) from error

@@ -36,26 +36,26 @@ class TextTokenizer:
     """The tokenizer in `folder`, of a model called `model` in messages. Runs in the planning child.
 
     `marks` are the texts of its added tokens, with their ids. `special_tokens` is what templates know by
-    names such as `bos_token`. `chat_templates` is the model's own template, or its templates by name. Raises
-    UnknownModel where there is none to load.
+    names such as `bos_token`. `chat_templates` is the model's own template, or its templates by name.
+    `of_library` is the tokenizer as transformers has it. Raises UnknownModel where there is none to load.
     """
 
     def __init__(self, folder: Path, model: str, on_step: Callable[[Step], None] = lambda _: None) -> None:
         self._model = model
         self._on_step = on_step
         self._on_step(Step.TOKENIZER)
-        self._tokenizer = _load(folder, model)
+        self.of_library = _load(folder, model)
         self.marks: Mapping[str, int] = {
-            token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()
+            token.content: token_id for token_id, token in self.of_library.added_tokens_decoder.items()
         }
         self._mark_ids = np.asarray(sorted(self.marks.values()), dtype=np.int64)
-        self.special_tokens: Mapping[str, str] = self._tokenizer.special_tokens_map
-        self.chat_templates: str | Mapping[str, str] | None = self._tokenizer.chat_template
+        self.special_tokens: Mapping[str, str] = self.of_library.special_tokens_map
+        self.chat_templates: str | Mapping[str, str] | None = self.of_library.chat_template
 
     def chat_template(self, override: str | None, *, with_tools: bool) -> str | None:
         """Return the template's text for one conversation: the override, or the model's own if it has one."""
         try:
-            chosen: str = self._tokenizer.get_chat_template(override, tools=[{}] if with_tools else None)
+            chosen: str = self.of_library.get_chat_template(override, tools=[{}] if with_tools else None)
         except ValueError:
             return None
         return chosen
@@ -67,12 +67,12 @@ class TextTokenizer:
         UnicodeEncodeError for lone surrogates; TemplateRefused where `offsets` cannot be had.
         """
         text.encode()
-        if offsets and not self._tokenizer.is_fast:
+        if offsets and not self.of_library.is_fast:
             detail = f"the tokenizer of {self._model!r} does not say which characters a token stands for"
             cure = "use a model with a tokenizer.json, or 'loss': 'all', or 'token_ids' with a 'loss_mask'"
             raise TemplateRefused(detail, field="loss", cure=cure)
         self._on_step(Step.TOKENIZER)
-        encoded = self._tokenizer(
+        encoded = self.of_library(
             text,
             add_special_tokens=special,
             return_offsets_mapping=offsets,
@@ -84,14 +84,13 @@ class TextTokenizer:
         spans = np.asarray(encoded["offset_mapping"] if offsets else [], dtype=np.int64).reshape(-1, 2)
         return Encoding(np.asarray(encoded["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
 
-    @property
-    def of_library(self) -> Any:  # noqa: ANN401 - transformers is not typed
-        """The tokenizer as transformers has it."""
-        return self._tokenizer
+    def ids(self, text: str) -> npt.NDArray[np.int64]:
+        """Return the token ids `[T]` of text that a template made. Raises UnicodeEncodeError."""
+        return self.encode(text).ids
 
     def decode(self, token_ids: Sequence[int], *, skip_marks: bool = True) -> str:
         """Return the text of an answer, as a server gives it: without special tokens."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_marks)
+        text: str = self.of_library.decode(token_ids, skip_special_tokens=skip_marks)
         return text
 
     def end_of_turn(self, text: str, encoding: Encoding, start: int, end: int) -> int:

@@ -57,5 +57,5 @@ def pieces(tokenizer: SampleTokenizer, sample: Sample) -> tuple[list[str], str]:
 
 
 def decode(tokenizer: SampleTokenizer, ids: Any) -> str:
-    text: str = tokenizer._tokenizer._tokenizer.decode(list(ids), skip_special_tokens=False)
+    text: str = tokenizer.texts.of_library.decode(list(ids), skip_special_tokens=False)
     return text

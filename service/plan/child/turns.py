@@ -22,6 +22,7 @@ from service.errors import OptionRefused, TemplateRefused
 from service.plan.rendering import Conversation, Messages, RenderFailed, Tools
 from service.plan.samples import SampleTokenizer
 from service.plan.sources.rows import RejectedError, RejectReason
+from service.plan.tokenizer import TextTokenizer
 
 CALL = {"name": "look", "arguments": {"at": "it"}}
 LEAST_OPENING = 4
@@ -39,7 +40,7 @@ class Turns:
 
     def __init__(self, tokenizer: SampleTokenizer, generate: Generate, folder: Path) -> None:
         """Load the parsers that the job names. Raises OptionRefused."""
-        self._tokenizer, self._generate = tokenizer, generate
+        self._tokenizer, self._texts, self._generate = tokenizer, tokenizer.texts, generate
         self._parser: Any = None
         self._call_marks: set[int] | None = None
         self._opening = ""
@@ -58,9 +59,7 @@ class Turns:
                 case ("is prompt", token_ids, messages, tools, entry):
                     return self._is_prompt(token_ids, self._chat(messages, tools, entry))
                 case ("read", before, token_ids, tools, entry, is_stopped):
-                    said = _Said(
-                        self._tokenizer, before, token_ids, self._generate.stop if is_stopped else ()
-                    )
+                    said = _Said(self._texts, before, token_ids, self._generate.stop if is_stopped else ())
                     return self._read(said, tools, entry)
         except RejectedError as error:
             return "rejected", (error.reject.reason, error.reject.detail), b""
@@ -73,7 +72,7 @@ class Turns:
 
     def _prompt(self, chat: Conversation) -> Answer:
         """Return the token ids of a turn's prompt, int32."""
-        ids = self._tokenizer.ids(chat.prompt())
+        ids = self._texts.ids(chat.prompt())
         self._tokenizer.check_vocabulary(ids)
         return "prompt", (len(ids),), ids.astype("<i4").tobytes()
 
@@ -91,15 +90,15 @@ class Turns:
 
     def _is_prompt(self, token_ids: Sequence[int], chat: Conversation) -> Answer:
         """Say whether tokens read as the prompt of a turn does."""
-        wanted = self._tokenizer.ids(chat.prompt())
-        read = [self._tokenizer.decode(ids, skip_marks=False) for ids in (token_ids, wanted.tolist())]
+        wanted = self._texts.ids(chat.prompt())
+        read = [self._texts.decode(ids, skip_marks=False) for ids in (token_ids, wanted.tolist())]
         return "is prompt", (read[0] == read[1],), b""
 
     def _read(self, said: "_Said", tools: Tools, entry: str | None) -> Answer:
         """Return an answer as a message, what is wrong with its calls, and what its text leaves out."""
         if self._parser is None:
-            marks = set(self._tokenizer.of_library.all_special_ids)
-            lost = self._tokenizer.decode([token for token in said.ids if token in marks], skip_marks=False)
+            marks = set(self._texts.of_library.all_special_ids)
+            lost = self._texts.decode([token for token in said.ids if token in marks], skip_marks=False)
             return "read", ({"role": "assistant", "content": said.text()}, "", lost), b""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
@@ -109,7 +108,7 @@ class Turns:
         except ValidationError as error:
             fault = f"tools: {first_fault(error)}"
             raise RejectedError(RejectReason.INVALID_SAMPLE, fault) from error
-        parser = self._parser(self._tokenizer.of_library, request.tools, chat_template_kwargs=options)
+        parser = self._parser(self._texts.of_library, request.tools, chat_template_kwargs=options)
         request = parser.adjust_request(request)
         text = said.text(skip_marks=request.skip_special_tokens)
         calls_tools = bool(self._generate.tool_parser and tools)
@@ -144,7 +143,7 @@ class Turns:
                 )
             except RenderFailed:
                 with_call = without = ""  # it knows no calls
-            marks = self._tokenizer.marks
+            marks = self._texts.marks
             self._call_marks = {
                 token for mark, token in marks.items() if mark in with_call and mark not in without
             }
@@ -162,10 +161,10 @@ class _Said:
     """An answer's tokens, and the last ones before it, which decide how the first ones read."""
 
     def __init__(
-        self, tokenizer: SampleTokenizer, before: Sequence[int], ids: Sequence[int], stop: Sequence[str]
+        self, texts: TextTokenizer, before: Sequence[int], ids: Sequence[int], stop: Sequence[str]
     ) -> None:
         """An answer that ended at one of the strings `stop` is without it, as a server gives it."""
-        self._tokenizer, self._before, self.ids, self._stop = tokenizer, list(before), list(ids), stop
+        self._texts, self._before, self.ids, self._stop = texts, list(before), list(ids), stop
 
     def text(self, *, skip_marks: bool = True) -> str:
         """Return what a server gives of it."""
@@ -176,10 +175,10 @@ class _Said:
         return text[: min(((at + size, at) for at, size in found if at >= 0), default=(0, len(text)))[1]]
 
     def _read(self, ids: list[int], *, skip_marks: bool) -> str:
-        whole = self._tokenizer.decode(self._before + ids, skip_marks=skip_marks)
-        before = self._tokenizer.decode(self._before, skip_marks=skip_marks)
+        whole = self._texts.decode(self._before + ids, skip_marks=skip_marks)
+        before = self._texts.decode(self._before, skip_marks=skip_marks)
         is_behind = whole.startswith(before)
-        return whole[len(before) :] if is_behind else self._tokenizer.decode(ids, skip_marks=skip_marks)
+        return whole[len(before) :] if is_behind else self._texts.decode(ids, skip_marks=skip_marks)
 
 
 def _calls(called: Sequence[Any], tools: Tools) -> tuple[list[dict[str, Any]], str]:
@@ -215,7 +214,7 @@ def _parser(generate: Generate, tokenizer: SampleTokenizer, folder: Path) -> Any
             reasoning_parser_name=generate.reasoning_parser,
             enable_auto_tools=bool(generate.tool_parser),
             is_harmony=config.get("model_type") == "gpt_oss",
-            tokenizer=tokenizer.of_library,
+            tokenizer=tokenizer.texts.of_library,
         )
     except (ImportError, TypeError, ValueError, LookupError, AttributeError, OSError, RuntimeError) as error:
         # Whatever a parser meets in a tokenizer that it was not written for, and an engine that is not vLLM.

@@ -50,7 +50,7 @@ def test_segments_are_what_the_whole_rendering_has_between_answers(tmp_path: Pat
     expected = whole.encode(chat(*said))
     assert isinstance(expected, Tokenized)
     parts = [row.ids, *row.dialogue.segments]
-    between = [whole._tokenizer.encode(answer).ids for answer in answers]
+    between = [whole.texts.ids(answer) for answer in answers]
     joined = [parts[0], between[0], parts[1], between[1], parts[2]]
     assert np.concatenate(joined).tolist() == expected.ids.tolist()
     assert row.dialogue.turn == 0 and not row.mask.any()

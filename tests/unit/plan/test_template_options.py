@@ -31,7 +31,7 @@ def test_options_reach_the_template_as_transformers_hands_them_on(
     tokenizer = a_tokenizer(tmp_path, SWITCHED, chat_template_kwargs=options)
     sample = chat(*TWO)
     messages = [message.for_template() for message in sample.messages or ()]
-    theirs = tokenizer._tokenizer._tokenizer.apply_chat_template(messages, return_dict=False, **options)
+    theirs = tokenizer.texts.of_library.apply_chat_template(messages, return_dict=False, **options)
     assert encoded(tokenizer, sample).ids.tolist() == theirs
     assert pieces(tokenizer, sample)[0] == ["It is one.<|im_end|>", "Now two.<|im_end|>"]
 
