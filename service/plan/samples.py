@@ -62,36 +62,26 @@ class SampleTokenizer:
     def rows(self, sample: Sample, source_id: str) -> Sequence[Tokenized | RowReject]:
         """Return what a sample becomes: one row, or one for each turn that is answered in a row of its own.
 
-        Raises TemplateRefused where the template itself is at fault.
+        Each has at least one token; in a `generate` job a row is a prompt, unsupervised. A longer one than
+        `limit_tokens` is cut at the end or rejected as the request says; a prompt is never cut, because it
+        would lose the header of the answer. Raises TemplateRefused where the template itself is at fault.
         """
-        generate = self._request.generate
-        if generate is None or not generate.is_rendered_again:
-            return (self.encode(sample, source_id),)
-        if sample.messages is None:
-            row = self.encode(sample, source_id)
-            return (row if isinstance(row, RowReject) else without_turns(row, generate),)
         try:
-            chat, entry = self._chat(sample, source_id), generate.drawn(source_id)
-            planned = plan_dialogue(chat, self.texts, self.most_tokens, generate, entry)
-            return (self._checked(planned[0], source_id), *planned[1:])
+            return self._rows(sample, source_id)
         except RejectedError as error:
             return (error.reject,)
         except UnicodeEncodeError as error:
-            return (_no_text(error),)
+            return (RowReject(RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}"),)
 
-    def encode(self, sample: Sample, source_id: str = "") -> Tokenized | RowReject:
-        """Return the tokens of a sample, at least one; in a `generate` job the prompt, unsupervised.
-
-        A longer one than `limit_tokens` is cut at the end or rejected as the request says; a prompt is
-        never cut, because it would lose the header of the answer. Raises TemplateRefused where the template
-        itself is at fault.
-        """
-        try:
-            return self._checked(self._encode(sample, source_id), source_id)
-        except RejectedError as error:
-            return error.reject
-        except UnicodeEncodeError as error:
-            return _no_text(error)
+    def _rows(self, sample: Sample, source_id: str) -> Sequence[Tokenized]:
+        generate = self._request.generate
+        if generate is None or not generate.is_rendered_again:
+            return (self._checked(self._encode(sample, source_id), source_id),)
+        if sample.messages is None:
+            return (without_turns(self._checked(self._encode(sample, source_id), source_id), generate),)
+        chat, entry = self._chat(sample, source_id), generate.drawn(source_id)
+        planned = plan_dialogue(chat, self.texts, self.most_tokens, generate, entry)
+        return (self._checked(planned[0], source_id), *planned[1:])
 
     def _encode(self, sample: Sample, source_id: str) -> Tokenized:
         if sample.token_ids is not None:
@@ -279,10 +269,6 @@ def _said(text: str, encoding: Encoding, span: Span, answer: Mapping[str, Any], 
     said = encoding.tokens(at, at + len(content)) if content else nothing
     follows = encoding.ids[said.stop : said.stop + 1]
     return slice(said.start, said.stop + int(len(follows) > 0 and follows[0] == end))
-
-
-def _no_text(error: UnicodeEncodeError) -> RowReject:
-    return RowReject(RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}")
 
 
 def _answer_room(request: ExtractRequest, limit: int) -> int:

@@ -41,7 +41,7 @@ def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:
 
 
 def encoded(tokenizer: SampleTokenizer, sample: Sample) -> Tokenized:
-    tokens = tokenizer.encode(sample)
+    (tokens,) = tokenizer.rows(sample, "")
     assert isinstance(tokens, Tokenized), tokens
     assert (tokens.ids.dtype, tokens.mask.dtype) == (np.int32, np.uint8)
     assert tokens.ids.shape == tokens.mask.shape

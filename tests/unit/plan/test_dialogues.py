@@ -16,7 +16,7 @@ from service.plan.sources import RejectReason, RowReject
 from service.plan.unit_plan import as_written, packed, unpacked
 from service.plan.units import RowOutcome, Tokenized, UnitBounds, plan_units
 from tests.support import templates
-from tests.support.tokenized import a_tokenizer, chat
+from tests.support.tokenized import a_tokenizer, chat, encoded
 
 THREE = ("user: What is it?", "assistant: It is one.", "user: And now?", "assistant: Now two.", "user: Last?")
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -47,8 +47,7 @@ def test_segments_are_what_the_whole_rendering_has_between_answers(tmp_path: Pat
         "user: Last?",
     )
     whole = a_tokenizer(tmp_path / "other", template, generate={"max_tokens": 16})
-    expected = whole.encode(chat(*said))
-    assert isinstance(expected, Tokenized)
+    expected = encoded(whole, chat(*said))
     parts = [row.ids, *row.dialogue.segments]
     between = [whole.texts.ids(answer) for answer in answers]
     joined = [parts[0], between[0], parts[1], between[1], parts[2]]
@@ -111,8 +110,8 @@ def test_where_answers_do_not_stay_as_they_are_each_turn_is_a_row(
             said = [THREE[0]]
             for place in range(1, turn):
                 said += [f"assistant: {answers[place - 1]}", THREE[2 * place]]
-            whole = a_tokenizer(tmp_path / "other", template, generate={"max_tokens": 16}).encode(chat(*said))
-            assert isinstance(whole, Tokenized)
+            alone = a_tokenizer(tmp_path / "other", template, generate={"max_tokens": 16})
+            whole = encoded(alone, chat(*said))
             assert whole.ids[: len(row.ids)].tolist() == row.ids.tolist()
     assert len({len(row.ids) for row in rows}) <= 2 and len(rows[0].ids) >= len(rows[1].ids) > 0
 

@@ -11,13 +11,12 @@ from schemas.source import Sample
 from service.errors import OptionRefused, TemplateRefused, UnknownModel
 from service.plan.samples import SampleTokenizer
 from service.plan.sources import RejectReason, RowReject
-from service.plan.units import Tokenized
 from tests.support import templates
 from tests.support.tokenized import a_tokenizer, chat, decode, encoded, of_folder, pieces
 
 
 def rejected(tokenizer: SampleTokenizer, sample: Sample) -> RowReject:
-    reject = tokenizer.encode(sample)
+    (reject,) = tokenizer.rows(sample, "")
     assert isinstance(reject, RowReject), reject
     return reject
 
@@ -160,7 +159,7 @@ def test_a_template_without_stable_turns_is_refused_by_name_with_the_cure(
     tmp_path: Path, template: str, reason: str
 ) -> None:
     with pytest.raises(TemplateRefused, match=f"no stable turn boundaries: .*{reason}") as caught:
-        a_tokenizer(tmp_path, template).encode(chat(*TWO[:2]))
+        a_tokenizer(tmp_path, template).rows(chat(*TWO[:2]), "")
     assert caught.value.field == "chat_template"
     assert caught.value.cure is not None and "{% generation %}" in caught.value.cure
     assert str(tmp_path / "model") in caught.value.detail
@@ -171,7 +170,7 @@ def test_a_conversation_of_too_many_turns_for_its_length_is_a_reject(
 ) -> None:
     tokenizer = a_tokenizer(tmp_path)
     monkeypatch.setattr("service.plan.boundaries.MAX_RENDERED_CHARS", 10_000)
-    assert isinstance(tokenizer.encode(chat(*TWO)), Tokenized)
+    encoded(tokenizer, chat(*TWO))
     reject = rejected(tokenizer, chat(*TWO * 20))
     assert reject.reason is RejectReason.RENDER_TOO_LONG and "too many turns" in reject.detail
 
@@ -179,7 +178,7 @@ def test_a_conversation_of_too_many_turns_for_its_length_is_a_reject(
 def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_path: Path) -> None:
     only_parts = templates.CHATML.replace("message.content", "message.content[0].text")
     with pytest.raises(TemplateRefused, match="does not render a plain conversation") as caught:
-        a_tokenizer(tmp_path, only_parts).encode(chat(*TWO))
+        a_tokenizer(tmp_path, only_parts).rows(chat(*TWO), "")
     assert caught.value.field == "chat_template" and caught.value.cure
 
 
@@ -198,9 +197,9 @@ def test_a_template_that_cannot_be_used_is_refused_before_any_sample(tmp_path: P
 def test_messages_need_a_template(tmp_path: Path) -> None:
     tokenizer = a_tokenizer(tmp_path, None)
     assert tokenizer.template_sha256 is None
-    assert isinstance(tokenizer.encode(Sample(text="text needs none")), Tokenized)
+    encoded(tokenizer, Sample(text="text needs none"))
     with pytest.raises(TemplateRefused, match="has no chat template"):
-        tokenizer.encode(chat(*TWO))
+        tokenizer.rows(chat(*TWO), "")
 
 
 LOOPS = "{% for a in range(9999) %}" * 2 + "{{ messages[0].content }}" + "{% endfor %}" * 2
@@ -286,7 +285,7 @@ def test_a_generate_job_asks_with_the_conversation_before_the_last_answer(tmp_pa
 def test_a_generate_job_leaves_room_for_the_answer(tmp_path: Path) -> None:
     tokenizer = a_tokenizer(tmp_path, **GENERATE)
     assert tokenizer.limit_tokens == 10
-    assert isinstance(tokenizer.encode(Sample(token_ids=(1,) * 10)), Tokenized)
+    encoded(tokenizer, Sample(token_ids=(1,) * 10))
 
 
 def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
@@ -329,5 +328,5 @@ def test_a_tokenizer_without_offsets_serves_all_but_masks_of_conversations(tmp_p
     encoded(of_folder(folder, loss="all"), chat(*TWO))
     encoded(of_folder(folder), Sample(text="abc"))
     with pytest.raises(TemplateRefused, match="which characters") as caught:
-        of_folder(folder).encode(chat(*TWO))
+        of_folder(folder).rows(chat(*TWO), "")
     assert caught.value.field == "loss" and caught.value.cure

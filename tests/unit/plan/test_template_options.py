@@ -39,7 +39,7 @@ def test_options_reach_the_template_as_transformers_hands_them_on(
 def test_an_option_that_the_template_does_not_read_is_refused(tmp_path: Path) -> None:
     """A misspelt one would change nothing, without a word."""
     with pytest.raises(TemplateRefused, match="does not read 'thinkin'") as caught:
-        a_tokenizer(tmp_path, SWITCHED, chat_template_kwargs={"thinkin": False}).encode(chat(*TWO))
+        a_tokenizer(tmp_path, SWITCHED, chat_template_kwargs={"thinkin": False}).rows(chat(*TWO), "")
     assert caught.value.field == "chat_template_kwargs.thinkin" and caught.value.cure
 
 
