@@ -1,8 +1,9 @@
-"""How small Parquet files are read whole: plans, indexes, token counts."""
+"""How small Parquet files are made and read whole: plans, indexes, token counts."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,14 @@ from schemas.dataset.columns import labels_of, plan_schema, with_labels
 
 MOST_SMALL, MOST_PER_BYTE = 2**26, 2000
 """Values of a file, and of each of its bytes: one token repeated thousands of times is a rare sample."""
+
+
+def table_bytes(table: pa.Table, **options: Any) -> bytes:  # noqa: ANN401 - of an untyped function
+    """Return a file's content, compressed by zstd, with these `options` of `pyarrow.parquet.write_table`."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", **options)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def read_table(source: Path | str | pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:

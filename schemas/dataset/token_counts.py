@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import Coverage, VocabularyStats
-from schemas.dataset.tables import read_table
+from schemas.dataset.tables import read_table, table_bytes
 
 TOKEN_FREQ_SCHEMA = pa.schema(
     [pa.field("token_id", pa.int32(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
@@ -57,18 +56,14 @@ def vocabulary_stats(counts: Counter[int], sizes: Iterable[int] = COVERAGE_SIZES
 
 def packed_counts(counts: Counter[int]) -> bytes:
     """Return counts as the content of a `token_freq` file; the same counts give the same bytes."""
-    ids, sink = sorted(counts), pa.BufferOutputStream()
+    ids = sorted(counts)
     columns = {"token_id": ids, "count": [counts[token] for token in ids]}
     # Ids that ascend take a byte each by their differences, a fifth of what they take otherwise.
-    pq.write_table(
+    return table_bytes(
         pa.table(columns, schema=TOKEN_FREQ_SCHEMA),
-        sink,
-        compression="zstd",
         use_dictionary=["count"],
         column_encoding={"token_id": "DELTA_BINARY_PACKED"},
     )
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
 
 
 def read_counts(content: bytes, name: str) -> Counter[int]:
