@@ -22,9 +22,9 @@ from schemas.dataset.manifest import UnitChecks
 from schemas.dataset.shard import LightRow, Shard
 from schemas.identity import Identity
 from schemas.receipts import UnitSealed
-from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.errors import EngineDied, StatesWrong, WriteFailed
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, LogitVerdict, check_logits
+from service.proof.logit_check import LogitCase, check_logits
 from service.proof.row_proof import prove_row
 
 
@@ -55,7 +55,7 @@ def check_unit(
     plan: pa.Table,
     receipts: Sequence[UnitSealed],
     witnesses: Mapping[int, Witness],
-    head: Head | None,
+    head: Head,
     identity: Identity,
     skipped: AbstractSet[int] = frozenset(),
     written: Mapping[int, Written] = {},
@@ -67,7 +67,7 @@ def check_unit(
         plan: the unit's frozen samples; a row's number in it is its row everywhere else.
         receipts: what every rank said of this attempt.
         witnesses: by plan row; where layer N was captured, one is needed for each written row.
-        head: of the model; may be absent only where layer N was not captured, which leaves no logit check.
+        head: of the model, which rows of layer N are held against.
         identity: of the job; every shard must carry it.
         skipped: plan rows that the service never sent to the engine.
         written: by plan row, what the target answered behind the plan's tokens.
@@ -92,7 +92,7 @@ def check_unit(
                     # Through the file that hashes what it reads: every byte is read once.
                     with closing(Shard(file, receipt.file)) as shard:
                         _check_shard(unit, shard, receipt, plan, identity, written)
-                        cases += _prove(unit, shard, receipt, witnesses, head.vocab_size if head else None)
+                        cases += _prove(unit, shard, receipt, witnesses, head.vocab_size)
                         rows[receipt.rank] = shard.light
                 finally:
                     # Whatever the rows say: a file that is not what was written is what is wrong, and is
@@ -100,9 +100,7 @@ def check_unit(
                     sha256s[receipt.rank] = _check_bytes(file, receipt)
         except (DatasetError, OSError, EOFError) as error:
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
-    if cases and head is None:
-        raise EngineRefused(f"{unit}: layer {identity.num_layers} cannot be proven without the output head")
-    verdict = LogitVerdict(0, 0, 0.0, ()) if head is None else check_logits(head, cases)
+    verdict = check_logits(head, cases)
     if verdict.faults:
         raise StatesWrong("; ".join(verdict.faults))
     checks = UnitChecks(
@@ -212,7 +210,7 @@ def _plan_fault(
 
 
 def _prove(
-    unit: str, shard: Shard, receipt: UnitSealed, witnesses: Mapping[int, Witness], vocab_size: int | None
+    unit: str, shard: Shard, receipt: UnitSealed, witnesses: Mapping[int, Witness], vocab_size: int
 ) -> Iterator[LogitCase]:
     """Read every row's bytes again; yield what can be held against the head.
 
@@ -228,4 +226,4 @@ def _prove(
             continue
         if row not in witnesses:
             raise StatesWrong(f"{where}: the engine gave no log-probability to check it against")
-        yield LogitCase.of(where, witnesses[row], proof.last)
+        yield LogitCase(where, witnesses[row], proof.last)

@@ -11,7 +11,6 @@ Legend: N rows, K tokens, H hidden size.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 
@@ -37,19 +36,12 @@ MOST_SIGMAS = math.sqrt(_bound(1))
 class LogitCase:
     """One row under the check.
 
-    `state_H` is its last token's pre-norm state, `where` names it in messages. `half_H` says how far each
-    captured value may lie from the stored one, null where they are the same.
+    `last` is its last token's pre-norm state, `where` names it in messages.
     """
 
     where: str
-    state_H: torch.Tensor
     witness: Witness
-    half_H: torch.Tensor | None = None
-
-    @classmethod
-    def of(cls, where: str, witness: Witness, last: StoredState) -> Self:
-        """Make one of a stored row's last state."""
-        return cls(where, last.state_H, witness, last.half_H)
+    last: StoredState
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +110,8 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReadin
     padded = [(tokens + (tokens[:1] or ((0, 0.0),)) * width)[:width] for tokens in likely]
     tokens_NK = torch.tensor([[token for token, _ in tokens] for tokens in padded], dtype=torch.int64)
     logprobs_NK = torch.tensor([[logprob for _, logprob in tokens] for tokens in padded], dtype=torch.float64)
-    halves = [case.half_H for case in cases if case.half_H is not None]
-    states_NH = torch.stack([case.state_H for case in cases])
+    halves = [case.last.half_H for case in cases if case.last.half_H is not None]
+    states_NH = torch.stack([case.last.state_H for case in cases])
     gaps = head.gaps(states_NH, tokens_NK, torch.stack(halves) if halves else None)
     engine_NK = logprobs_NK[:, :1] - logprobs_NK
     sigmas_NK = (gaps.gap - engine_NK) / gaps.sigma

@@ -98,7 +98,7 @@ def _rows(
         for fault in faults:
             tally.fault(path, f"{where}: {fault}")
         if witness is not None and proof.last is not None:
-            yield LogitCase.of(where, witness, proof.last)
+            yield LogitCase(where, witness, proof.last)
 
 
 def _witness(values: Mapping[str, Any]) -> Witness | None:

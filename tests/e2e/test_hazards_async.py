@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.states import StoredState
 from schemas.generate import Generate
 from schemas.receipts import UnitFailed
 from service.capture.engine import EngineSpec
@@ -96,8 +97,8 @@ def test_decoding_under_asynchronous_scheduling_is_wrong_and_so_it_is_refused(fo
         rows = forced.rows(receipt)
         if forced.errors(rows)[0] > TOLERANCE:
             wrong += 1
-            last = forced.states(rows[0], LAYERS[-1])[-1]
-            proven += bool(check_logits(head, [LogitCase("it", last, answer.likely)]).faults)
+            last = StoredState(forced.states(rows[0], LAYERS[-1])[-1], None)
+            proven += bool(check_logits(head, [LogitCase("it", answer.likely, last)]).faults)
     print(
         f"of 36 answers {refused} were refused, {wrong} only wrong; the logit check finds {proven} of these"
     )

@@ -10,7 +10,7 @@ from schemas.dataset import files
 from schemas.dataset.direct import BLOCK_BYTES
 from schemas.dataset.manifest import UnitChecks
 from schemas.receipts import RejectedRow, UnitSealed
-from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.errors import EngineDied, StatesWrong, WriteFailed
 from service.proof.checks import Written, check_unit
 from service.proof.head import Head
 from tests.support.plans import sample_id
@@ -320,13 +320,11 @@ def test_rows_spread_over_ranks_in_any_order_are_one_unit(llama):
 
 def test_without_the_last_layer_no_logits_are_checked(tmp_path):
     unit = make_unit(tmp_path, "llama", "bfloat16", layer_ids=(1, 2))
-    checks = unit.check(unit.seal(), head=None)
+    checks = unit.check(unit.seal())
     assert (checks.rows_checked, checks.logit_rows) == (5, 0)
 
 
 def test_a_captured_last_layer_is_never_left_unproven(llama):
-    with pytest.raises(EngineRefused, match="cannot be proven without the output head"):
-        llama.check(llama.seal(), head=None)
     witnesses = {row: witness for row, witness in llama.captured.witnesses.items() if row != 3}
     with pytest.raises(StatesWrong, match=r"row 3 .*gave no log-probability"):
         llama.check(llama.seal(), witnesses=witnesses)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from schemas.dataset.states import StoredState
 from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
@@ -34,7 +35,7 @@ def cases(head: Head, count: int) -> list[LogitCase]:
     best = head.logprobs(states_NH).topk(WITNESS_TOKENS)
     likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [
-        LogitCase(f"row {row}", states_NH[row], tuple(zip(*one, strict=True)))
+        LogitCase(f"row {row}", tuple(zip(*one, strict=True)), StoredState(states_NH[row], None))
         for row, one in enumerate(likely)
     ]
 
@@ -42,7 +43,7 @@ def cases(head: Head, count: int) -> list[LogitCase]:
 def all_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
     """Return the case with every token but the first `sigmas` less likely than its states say."""
     tokens = torch.tensor([[token for token, _ in case.witness]])
-    sigma_K = head.gaps(case.state_H[None], tokens).sigma[0].tolist()[1:]
+    sigma_K = head.gaps(case.last.state_H[None], tokens).sigma[0].tolist()[1:]
     others = tuple(
         (token, lp - sigmas * sigma) for (token, lp), sigma in zip(case.witness[1:], sigma_K, strict=True)
     )
@@ -80,16 +81,16 @@ def test_no_rows_are_no_fault(head):
 
 def test_gaps_are_differences_of_the_heads_own_logits(head):
     (case,) = cases(head, 1)
-    logprobs = head.logprobs(case.state_H[None])[0]
-    gaps = head.gaps(case.state_H[None], torch.tensor([[5, 9, 5]]))
+    logprobs = head.logprobs(case.last.state_H[None])[0]
+    gaps = head.gaps(case.last.state_H[None], torch.tensor([[5, 9, 5]]))
     assert gaps.gap[0].tolist() == pytest.approx([0, float(logprobs[5] - logprobs[9]), 0], abs=1e-4)
 
 
 def test_states_of_another_row_are_named_with_both_gaps(head):
     rows = cases(head, 70)
     rows[3], rows[66] = (
-        replace(rows[3], state_H=rows[66].state_H),
-        replace(rows[66], state_H=rows[3].state_H),
+        replace(rows[3], last=rows[66].last),
+        replace(rows[66], last=rows[3].last),
     )
     faults = check_logits(head, rows).faults
     assert [fault.split(":")[0] for fault in faults] == ["row 3", "row 66"]
@@ -129,10 +130,11 @@ def test_every_kind_of_head_agrees_with_its_model(tmp_path, model_type, dtype):
     rows = []
     for row in range(24):
         says = model.run(torch.randint(0, 512, (3 + row,), generator=draw).tolist())
-        rows.append(LogitCase(f"row {row}", says.layers[max(says.layers)][-1], says.witness))
+        last = StoredState(says.layers[max(says.layers)][-1], None)
+        rows.append(LogitCase(f"row {row}", says.witness, last))
     verdict = check_logits(head, rows)
     assert verdict.faults == ()
     sigmas = [abs(reading.stored - reading.engine) / reading.sigma for reading in verdict.readings]
     assert max(sigmas) < MOST_SIGMAS / 2
-    moved = [replace(case, state_H=rows[place - 1].state_H) for place, case in enumerate(rows)]
+    moved = [replace(case, last=rows[place - 1].last) for place, case in enumerate(rows)]
     assert len(check_logits(head, moved).faults) == len(rows)

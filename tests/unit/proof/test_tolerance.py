@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from schemas.dataset.codecs.fp8 import Quantizer, dequantize, half_steps
+from schemas.dataset.states import StoredState
 from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
@@ -49,9 +50,8 @@ def cases(head: Head, states_NH: torch.Tensor) -> list[LogitCase]:
     return [
         LogitCase(
             f"row {row}",
-            stored_NH[row],
             tuple(zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)),
-            half_steps(codes_NH[row], float(scales_N[row])),
+            StoredState(stored_NH[row], half_steps(codes_NH[row], float(scales_N[row]))),
         )
         for row in range(NUM_ROWS)
     ]
@@ -75,7 +75,9 @@ def test_healthy_rows_pass_alone_and_together(kind, soft_cap, shape, dtype):
 
 def test_the_same_states_are_wrong_where_nothing_was_rounded():
     head = head_of("rmsnorm", "bfloat16")
-    rows = [replace(case, half_H=None) for case in cases(head, captured("noise", head))]
+    rows = [
+        replace(case, last=replace(case.last, half_H=None)) for case in cases(head, captured("noise", head))
+    ]
     assert check_logits(head, rows).faults != ()
 
 
@@ -84,10 +86,7 @@ def test_the_same_states_are_wrong_where_nothing_was_rounded():
 def test_states_of_another_row_are_found(kind, shape):
     head = head_of(kind, "bfloat16")
     rows = cases(head, captured(shape, head))
-    moved = [
-        replace(case, state_H=rows[place - 1].state_H, half_H=rows[place - 1].half_H)
-        for place, case in enumerate(rows)
-    ]
+    moved = [replace(case, last=rows[place - 1].last) for place, case in enumerate(rows)]
     assert len(check_logits(head, moved).faults) == NUM_ROWS
 
 
