@@ -31,7 +31,7 @@ from service.errors import EngineRefused
 from service.memory import available_bytes
 from service.proof.canary import CANARY_SKIP, no_reference
 
-_EXIT_REFUSED = 3
+EXIT_REFUSED = 3
 """Exit status of the process when its last line of standard error is a refusal, as JSON."""
 _WATCH_S = 0.1
 _ENVIRONMENT = {
@@ -132,7 +132,7 @@ def _peak_bytes(pid: int) -> int:
 
 
 def _refusal(status: int, last_line: str) -> EngineRefused:
-    if status == _EXIT_REFUSED:
+    if status == EXIT_REFUSED:
         return EngineRefused(**json.loads(last_line), field="canary")
     why = f"signal {-status} ended it" if status < 0 else last_line
     return no_reference(f"the reference failed: {why}")

@@ -20,7 +20,7 @@ from service.errors import EngineRefused
 from service.plan.model_config import config_json
 from service.proof.canary import no_reference
 from service.proof.head_weights import FINAL_NORM_MODULE
-from service.proof.reference_quantization import Quantization, quantization_of
+from service.proof.reference_quantization import PLAIN, Quantization, quantization_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Skeleton:
     model: Any
     layers: tuple[str, ...]
     final_norm: str
-    quantization: Quantization | None = None
+    quantization: Quantization = PLAIN
 
     @property
     def stages(self) -> tuple[str, ...]:

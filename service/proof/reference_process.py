@@ -29,10 +29,9 @@ from transformers.utils.logging import disable_progress_bar
 from connector.vector_math import settle_vector_math
 from service.errors import EngineRefused, UnknownModel
 from service.proof.canary import POST_NORM
+from service.proof.reference import EXIT_REFUSED
 from service.proof.reference_model import Skeleton, build_skeleton
 from service.proof.reference_weights import WeightStream
-
-EXIT_REFUSED = 3
 
 States = dict[int, torch.Tensor]
 
@@ -128,10 +127,9 @@ def serve(order: Mapping[str, Any]) -> None:
     skeleton = build_skeleton(folder, dtype)
     weights = WeightStream(skeleton, folder, dtype)
     states = ReferencePass(skeleton, weights).run(prompts)
-    bits = skeleton.quantization.activation_bits if skeleton.quantization is not None else None
     metadata = {
         "library": f"transformers {transformers.__version__}",
-        "activation_bits": str(bits or 0),
+        "activation_bits": str(skeleton.quantization.activation_bits or 0),
     }
     named = {f"{prompt}/{layer}": state for prompt, one in enumerate(states) for layer, state in one.items()}
     save_file(named, order["out"], metadata=metadata)

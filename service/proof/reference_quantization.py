@@ -7,7 +7,6 @@ model's dtype. An engine may also round the inputs of each product to 8 bits: th
 `service.proof.canary` allows for it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,23 +31,26 @@ class Quantization:
     activation_bits: int | None
 
 
-def quantization_of(config: PreTrainedConfig) -> Quantization | None:
-    """Return how to read a model's weights, or none where they are stored plainly. Raises EngineRefused."""
+PLAIN = Quantization(None, (), None)
+"""Of weights that are stored as they are used."""
+
+
+def quantization_of(config: PreTrainedConfig) -> Quantization:
+    """Return how to read a model's weights. Raises EngineRefused."""
     text = config.get_text_config(decoder=True)
     config_entry = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if config_entry is None:
-        return None
+        return PLAIN
     method = str(config_entry.get("quant_method"))
-    if method == "compressed-tensors":
-        return _compressed_tensors(config_entry)
-    if method not in ("fp8", "mxfp4"):
+    if method not in ("compressed-tensors", "fp8", "mxfp4"):
         raise no_reference(f"no reference: weights quantized by {method!r} cannot be read on the CPU")
     quantizer = AutoHfQuantizer.from_config(dict(config_entry) | {"dequantize": True}, pre_quantized=True)
+    if method == "compressed-tensors":
+        return _compressed_tensors(quantizer, config_entry.get("format"))
     return Quantization(quantizer, (), _ACTIVATION_BITS if method == "fp8" else None)
 
 
-def _compressed_tensors(config_entry: Mapping[str, Any]) -> Quantization:
-    quantizer = AutoHfQuantizer.from_config(dict(config_entry) | {"dequantize": True}, pre_quantized=True)
+def _compressed_tensors(quantizer: Any, form: str | None) -> Quantization:  # noqa: ANN401 - transformers'
     quantizer.validate_environment()
     schemes = list(quantizer.quantization_config.quantization_config.config_groups.values())
     if len(schemes) != 1:
@@ -61,7 +63,7 @@ def _compressed_tensors(config_entry: Mapping[str, Any]) -> Quantization:
     converter = WeightConverter(
         source_patterns=[f"{name}$" for name in _STORED],
         target_patterns="weight",
-        operations=[_Decompress(schemes[0], config_entry.get("format"))],
+        operations=[_Decompress(schemes[0], form)],
     )
     return Quantization(quantizer, (converter,), inputs.num_bits if inputs is not None else None)
 

@@ -38,9 +38,7 @@ class WeightStream:
         self._model = skeleton.model
         self._layers = frozenset(skeleton.layers)
         self._files = tensor_files(folder)
-        quantizer, conversions = None, ()
-        if skeleton.quantization is not None:
-            quantizer, conversions = skeleton.quantization.quantizer, skeleton.quantization.conversions
+        quantizer, conversions = skeleton.quantization.quantizer, skeleton.quantization.conversions
         self._mapping = [*get_model_conversion_mapping(self._model, hf_quantizer=quantizer), *conversions]
         # What the model keeps in float32 whatever its dtype, such as the bias of a router.
         float32_names: dict[str, torch.dtype] = self._model._get_dtype_plan(dtype)
