@@ -16,8 +16,7 @@ from schemas.receipts import AttemptId, OpenUnit
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
 from service.errors import EngineDied, IdentityChanged, RequestError
-from service.plan.target import Target, planned_target
-from service.plan.weights import fetch_weights
+from service.plan.target import fetch_weights, planned_target
 from service.settings import Settings
 from service.store import HOME, UnitLease
 from service.work.meters import ENGINE, LOADS
@@ -26,11 +25,13 @@ if TYPE_CHECKING:
     from service.proof.head import Head
 
 
-def spec_for(identity: Identity, target: Target, settings: Settings) -> EngineSpec:
-    """Return what a job needs of an engine.
+def spec_for(lease: UnitLease, settings: Settings) -> EngineSpec:
+    """Return what a job needs of an engine, from the model as it is now. Raises as `EngineSlot.inspect` does.
 
     The length is rounded up to a power of two, so that jobs can share one.
     """
+    identity = lease.identity
+    target = planned_target(identity, lease.model, settings)
     longest = min(identity.max_tokens + 1, target.max_model_len)
     return EngineSpec(
         weights=fetch_weights(target, settings),
@@ -120,7 +121,7 @@ class EngineSlot:
         planner's, has no such model: that is no job's fault.
         """
         try:
-            return await asyncio.to_thread(self._spec_of, lease)
+            return await asyncio.to_thread(spec_for, lease, self._settings)
         except (IdentityChanged, RequestError) as error:
             if lease.host == HOME:
                 raise
@@ -132,10 +133,6 @@ class EngineSlot:
         """Look at a local model again; a commit of the Hub does not change. Raises as `inspect` does."""
         if is_local_model(lease.model):
             await self.inspect(lease)
-
-    def _spec_of(self, lease: UnitLease) -> EngineSpec:
-        target = planned_target(lease.identity, lease.model, self._settings)
-        return spec_for(lease.identity, target, self._settings)
 
     async def prepare(self, spec: EngineSpec) -> "Head":
         """Stop the old engine and load the head of the next one. Raises EngineRefused."""

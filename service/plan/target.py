@@ -1,4 +1,4 @@
-"""The target: what a request's model is, where its small files are, which of its layers are captured."""
+"""The target: what a request's model is, where its files are, which of its layers are captured."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -6,11 +6,14 @@ from pathlib import Path
 from schemas.identity import Identity
 from schemas.names import is_local_model, shown_model
 from schemas.request import ExtractRequest
-from service.errors import IdentityChanged
+from service.errors import IdentityChanged, UnknownModel
 from service.plan.layers import resolve_layers
 from service.plan.model_config import ModelConfig, read_config
-from service.plan.model_folder import ModelContent, ModelFolder, content_of, locate_model
+from service.plan.model_folder import ModelContent, ModelFolder, content_of, download, locate_model
 from service.settings import Settings
+
+WEIGHT_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
+"""Never pickles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,6 @@ def fetch_target(request: ExtractRequest, settings: Settings) -> ModelFolder | N
     return None if local else locate_model(request.model, request.revision, settings)
 
 
-def inspect_target(request: ExtractRequest, located: ModelFolder) -> Target:
-    """Read the model's config; never weights, never its code. Runs in the planning child: anybody wrote it.
-
-    Raises UnknownModel (`model`), UnknownLayer (`layers`, `final_layer`), OptionRefused (`dtype`).
-    """
-    return target_of(request, located, read_config(located.folder, request.dtype))
-
-
 def target_of(request: ExtractRequest, located: ModelFolder, config: ModelConfig) -> Target:
     """Return the target that `config` describes. Raises UnknownLayer (`layers`, `final_layer`)."""
     layer_ids = resolve_layers(request.layers, request.final_layer, config.num_layers)
@@ -76,3 +71,22 @@ def planned_target(identity: Identity, model: str, settings: Settings) -> Target
     check_planned(model, content_of(located), identity)
     config = read_config(located.folder, identity.dtype)
     return Target(**asdict(config), located=located, model=identity.model, layer_ids=identity.layer_ids)
+
+
+def fetch_weights(target: Target, settings: Settings) -> Path:
+    """Return the folder that holds config, tokenizer and safetensors: engine, head and reference read it.
+
+    Downloads what is missing of a Hub model.
+
+    Raises:
+        UnknownModel: the Hub has or gives no such files, or there are no safetensors; names the cure.
+        HubUnavailable: the Hub did not answer, or the download broke off.
+        DiskFull: there is no room for the weights.
+    """
+    folder, commit = target.folder, target.located.commit
+    if commit is not None:
+        folder = download(target.model, commit, WEIGHT_FILES, settings, "model")
+    if not any(folder.glob("*.safetensors")):
+        detail = f"{target.model} holds no safetensors files"
+        raise UnknownModel(detail, field="model", cure="convert the weights to safetensors")
+    return folder

@@ -7,9 +7,10 @@ import numpy as np
 
 from schemas.request import ExtractRequest
 from schemas.source import Sample
+from service.plan.model_config import read_config
 from service.plan.model_folder import locate_model
 from service.plan.samples import SampleTokenizer
-from service.plan.target import Target, inspect_target
+from service.plan.target import Target, target_of
 from service.plan.units import Tokenized
 from service.settings import Settings
 from tests.support import templates
@@ -28,7 +29,8 @@ def of_folder(folder: Path, **options: Any) -> SampleTokenizer:
 
 def inspected(request: ExtractRequest, settings: Settings) -> Target:
     """Find a request's model and read its config in this process."""
-    return inspect_target(request, locate_model(request.model, request.revision, settings))
+    located = locate_model(request.model, request.revision, settings)
+    return target_of(request, located, read_config(located.folder, request.dtype))
 
 
 def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:

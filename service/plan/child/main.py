@@ -23,12 +23,12 @@ from service.errors import QuarryError, problem_slug
 from service.plan.child.stored_row import show
 from service.plan.child.task import PROGRESS, Limits, Purpose, RowTask, Step, Task
 from service.plan.content_hashes import KnownHashes, content_hash
-from service.plan.model_config import ModelConfig
+from service.plan.model_config import ModelConfig, read_config
 from service.plan.model_folder import local_model
 from service.plan.rendering import ChatTemplate
 from service.plan.samples import SampleTokenizer
 from service.plan.sources import RowReject, RowSource, SourceRow
-from service.plan.target import Target, inspect_target
+from service.plan.target import Target, target_of
 from service.plan.units import RowOutcome, turn_id
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _work(task: Task, parent: _Parent) -> None:
     request = task.request
     parent.note(Step.CONFIG)
     located = task.located or local_model(request.model, request.revision, task.model_roots)
-    target = inspect_target(request, located)
+    target = target_of(request, located, read_config(located.folder, request.dtype))
     parent.note(Step.SOURCE)
     source = task.source.listed() if task.source is not None else None
     if task.purpose is Purpose.CHECK:

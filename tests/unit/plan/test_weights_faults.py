@@ -11,8 +11,7 @@ from safetensors.numpy import save
 
 from schemas.request import ExtractRequest
 from service.errors import DiskFull, HubUnavailable, Outcome, QuarryError, UnknownModel
-from service.plan.target import Target
-from service.plan.weights import fetch_weights
+from service.plan.target import Target, fetch_weights
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub, Fault
