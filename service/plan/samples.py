@@ -75,15 +75,16 @@ class SampleTokenizer:
 
     def _rows(self, sample: Sample, source_id: str) -> Sequence[Tokenized]:
         generate = self._request.generate
+        entry = generate.drawn(source_id) if generate is not None else None
         if generate is None or not generate.is_rendered_again:
-            return (self._checked(self._encode(sample, source_id), source_id),)
+            return (self._checked(self._encode(sample, entry), entry),)
         if sample.messages is None:
-            return (without_turns(self._checked(self._encode(sample, source_id), source_id), generate),)
-        chat, entry = self._chat(sample, source_id), generate.drawn(source_id)
+            return (without_turns(self._checked(self._encode(sample, entry), entry), generate),)
+        chat = self._chat(sample, entry)
         planned = plan_dialogue(chat, self.texts, self.most_tokens, generate, entry)
-        return (self._checked(planned[0], source_id), *planned[1:])
+        return (self._checked(planned[0], entry), *planned[1:])
 
-    def _encode(self, sample: Sample, source_id: str) -> Tokenized:
+    def _encode(self, sample: Sample, entry: MixEntry | None) -> Tokenized:
         if sample.token_ids is not None:
             ids = np.asarray(sample.token_ids, dtype=np.int32)
             if sample.loss_mask is None:
@@ -91,7 +92,7 @@ class SampleTokenizer:
             return Tokenized(ids, np.asarray(sample.loss_mask, dtype=np.uint8))
         if sample.text is not None:
             return _all_supervised(self.texts.encode(sample.text, special=True).ids)
-        chat = self._chat(sample, source_id)
+        chat = self._chat(sample, entry)
         if self._request.generate is not None:
             asked = chat.messages[:-1] if chat.messages[-1]["role"] == "assistant" else chat.messages
             if not asked:
@@ -105,10 +106,8 @@ class SampleTokenizer:
             raise RejectedError(RejectReason.NOTHING_SUPERVISED, detail)
         return self.supervised(chat, turns, last_only=self._request.loss == "last_turn")
 
-    def _chat(self, sample: Sample, source_id: str) -> Conversation:
+    def _chat(self, sample: Sample, entry: MixEntry | None) -> Conversation:
         messages = [_for_template(message) for message in sample.messages or ()]
-        generate = self._request.generate
-        entry = generate.drawn(source_id) if generate is not None else None
         return self.chat(messages, list(sample.tools or self._request.tools) or None, entry)
 
     def chat(self, messages: Messages, tools: Tools, entry: MixEntry | None) -> Conversation:
@@ -187,7 +186,7 @@ class SampleTokenizer:
             spans.append((start, self.texts.end_of_turn(text, encoding, start, end)))
         return spans
 
-    def _checked(self, whole: Tokenized, source_id: str) -> Tokenized:
+    def _checked(self, whole: Tokenized, entry: MixEntry | None) -> Tokenized:
         """Apply what holds of every sample: not empty, ids in range, not too long, something supervised."""
         ids, mask, limit_tokens = whole.ids, whole.mask, self.limit_tokens
         if len(ids) == 0:
@@ -195,7 +194,7 @@ class SampleTokenizer:
         every = np.concatenate([ids, *(whole.dialogue.segments if whole.dialogue is not None else ())])
         self.check_vocabulary(every)
         generate = self._request.generate
-        if generate is not None and (entry := generate.drawn(source_id)) is not None:
+        if generate is not None and entry is not None:
             limit_tokens = self.most_tokens - generate.of(entry.name).max_tokens
         if len(ids) > limit_tokens:
             if generate is not None or self._request.on_too_long == "reject":
