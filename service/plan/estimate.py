@@ -50,13 +50,15 @@ def estimate_request(
             shards += bool(draft.samples)
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
+    # A shard has an index, the job a final norm, counts, manifest and card.
+    commits = math.ceil((2 * shards + 4) / MAX_COMMIT_FILES)
     return Estimate(
         samples=samples,
         rejected=rejected,
         tokens=tokens,
         bytes=tokens * captured,
         shards=shards,
-        commits=_commits(shards) if request.hub is not None else 0,
+        commits=commits if request.hub is not None else 0,
         bytes_per_token=captured,
         layer_ids=target.layer_ids,
         stored_bytes=None if stored is None else tokens * stored,
@@ -87,8 +89,3 @@ class _RowATurn:
     def summed(self) -> RowATurn:
         counts = {"conversations": self._why.total(), "rows": self._rows}
         return RowATurn(**counts, tokens=self._tokens, tokens_once=self._once, why=dict(self._why))
-
-
-def _commits(shards: int) -> int:
-    """Return a job's commits: a shard has an index, the job a final norm, counts, manifest and card."""
-    return math.ceil((2 * shards + 4) / MAX_COMMIT_FILES)

@@ -182,30 +182,25 @@ class Child:
 
     def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
         """Yield what became of each row of the job, in order; `known` is the file of hashes to leave out."""
-        positions = self._task.request.positions()
+        request = self._task.request
+        positions = request.positions()
         with suppress(OSError):  # that it ended is seen below
             self._talk.send(known)
         self._row_s = time.monotonic()  # it has waited for this
-        request = self._task.request
         while True:
             answer, body = self._answer()
             match answer:
                 case ["rows", list(entries)]:
                     yield from _unpacked(entries, body, positions, request, keyed=known is not None)
                 case ["done"]:
-                    if known is None:
-                        self._refuse_empty(next(positions))
+                    # New ones alone may have been asked for, and a later part may be without rows.
+                    if known is None and next(positions) == 0:
+                        field = SOURCE_FIELDS.get(request.source.kind, "source")
+                        cure = "give a source with at least one row"
+                        raise SourceRefused("the source holds no row", field=field, cure=cure)
                     return
                 case _:
                     raise _unexpected(answer)
-
-    def _refuse_empty(self, next_position: int) -> None:
-        """Refuse a source without rows, unless new ones alone were asked for; not a later part without."""
-        if not next_position:
-            field = SOURCE_FIELDS.get(self._task.request.source.kind, "source")
-            raise SourceRefused(
-                "the source holds no row", field=field, cure="give a source with at least one row"
-            )
 
     def _answer(self) -> tuple[object, bytes]:
         """Return the next message and the bytes behind it; one that says an error is raised."""
