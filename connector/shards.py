@@ -6,15 +6,15 @@ goes to the disk from the slab's own memory: after the gather nothing copies a s
 Legend: T tokens, L captured layers, H hidden size.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from connector.repeats import RepeatCheck
-from connector.rowcheck import Look, NotFiniteError, RowChecker, StatesWrongError
+from connector.rowcheck import NotFiniteError, RowChecker, StatesWrongError
 from connector.state_columns import state_columns
 from connector.sums import Sums
 from connector.wire import DrainConfig, DrainJob, hash_ids
@@ -103,7 +103,17 @@ class UnitWriter:
             detail = "the target's answer holds no token with a state"
             rejected = RejectedRow(row=row, reason="nothing-supervised", detail=detail)
             return EncodedRow(job, ids, look.sums_LT, rejected=rejected)
-        cells = self._cells(job, ids, mask, states_LTH, look)
+        light: list[Cell] = [
+            self._plan["sample_id"][row].as_py(),
+            self._plan["source_id"][row].as_py(),
+            job.num_tokens,
+            self._plan["prompt_tokens"][row].as_py() + job.ref.runs[0],
+            self._hidden_size,
+            ids,
+            mask,
+        ]
+        # One page after the other: a column's bytes may lie where those of the one before did.
+        cells = chain(light, state_columns(self._order.compression, self.layer_ids, states_LTH, look))
         return EncodedRow(job, ids, look.sums_LT, readings, tuple(pages(self._schema, cells)))
 
     def append(self, encoded: EncodedRow) -> None:
@@ -174,25 +184,6 @@ class UnitWriter:
         for index, reading in enumerate(encoded.readings):
             self._sum_rms[index] += reading.mean_rms * job.num_tokens
             self._max_abs[index] = max(self._max_abs[index], reading.max_abs)
-
-    def _cells(
-        self,
-        job: DrainJob,
-        ids: NDArray[np.int32],
-        mask: NDArray[np.uint8],
-        states_LTH: torch.Tensor,
-        look: Look,
-    ) -> Iterator[Cell]:
-        """Yield the row's values in the order of the shard's columns."""
-        row = job.ref.row
-        yield self._plan["sample_id"][row].as_py()
-        yield self._plan["source_id"][row].as_py()
-        yield job.num_tokens
-        yield self._plan["prompt_tokens"][row].as_py() + job.ref.runs[0]
-        yield self._hidden_size
-        yield ids
-        yield mask
-        yield from state_columns(self._order.compression, self.layer_ids, states_LTH, look)
 
     def _end_row(self, row: int) -> None:
         if row not in self._open_rows:

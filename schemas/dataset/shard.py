@@ -184,9 +184,7 @@ class Shard:
 
     def _plain(self, row: int, columns: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Bytes, ...]:
         """Read uncompressed values that lie side by side, each the end of its column chunk, in one read."""
-        begins = []
-        for column, num_bytes in zip(columns, sizes, strict=True):
-            begins.append(self._plain_start(row, column, num_bytes))
+        begins = [self._plain_start(row, column, size) for column, size in zip(columns, sizes, strict=True)]
         ends = [begin + _LENGTH_BYTES + size for begin, size in zip(begins, sizes, strict=True)]
         for end, begin in zip(ends, begins[1:], strict=False):
             if not 0 <= begin - end <= _MAX_GAP_BYTES:
