@@ -17,12 +17,12 @@ from connector.wire import RowRef
 from schemas.dataset.columns import LABEL_PREFIX
 from schemas.dataset.index import Witness
 from schemas.generate import MIX_LABEL, Ending, Generate
-from schemas.identity import Identity
 from schemas.receipts import AttemptId
 from service.capture.engine import Answer, Engine, Prompt, PromptRefused
 from service.capture.renderer import Message, Reading, Renderer, Talk
 from service.plan.sources.rows import RejectedError, RejectReason
 from service.proof.checks import Written
+from service.store import UnitLease
 
 CONTEXT = 8
 """Tokens before an answer that decide how its first ones read."""
@@ -136,16 +136,16 @@ class Answering:
 
     def __init__(
         self,
-        attempt_id: AttemptId,
+        lease: UnitLease,
         plan: pa.Table,
-        identity: Identity,
         engine: Engine,
         renderer: Renderer | None,
         on_answer: Callable[[], None],
     ) -> None:
         """Ask nothing yet; rows are held against their conversations with a `renderer`."""
+        identity, self._attempt_id = lease.identity, lease.attempt_id
         assert identity.generate is not None, "the job lets the target answer"  # noqa: S101
-        self._attempt_id, self._plan, self._engine, self._renderer = attempt_id, plan, engine, renderer
+        self._plan, self._engine, self._renderer = plan, engine, renderer
         self._generate, self._in_one_pass = identity.generate, identity.capture == "one_pass"
         self._on_answer = on_answer
         self.counts: Counter[str] = Counter()
@@ -304,9 +304,7 @@ class Answering:
 
         Other tokens of the same text are drift. Raises RejectedError where the text is another one.
         """
-        if self._renderer is None or not turn:
-            return
-        if not await self._renderer.is_prompt(row.ids, talk):
+        if self._renderer is not None and turn and not await self._renderer.is_prompt(row.ids, talk):
             detail = (
                 "the template writes an answer otherwise than it was given, or something else for its sake"
             )

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.dataset.entries import FileEntry
 from schemas.dataset.seal import make_folder, move_durably
 from schemas.names import MAX_UNITS, PLAN_FILE, attempt_dir
 from schemas.receipts import AttemptId, OpenUnit
@@ -61,20 +60,16 @@ def move_into_dataset(settings: Settings, unit: UnitFiles) -> None:
     dataset = settings.dataset_dir(unit.attempt_id.job_id)
     sealed = sealed_files(settings, unit)
     for entry in unit.files:
-        _move(sealed[entry.path], dataset, entry)
+        try:
+            move_durably(sealed[entry.path], dataset / entry.path)
+        except FileNotFoundError as error:
+            raise WriteFailed(
+                f"{entry.path} was committed, but is neither in its attempt's folder nor in the dataset",
+                cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
+            ) from error
     # What else is there is swept later; and another process may land the same unit now.
     with suppress(OSError):
         folder.rmdir()
-
-
-def _move(source: Path, dataset: Path, entry: FileEntry) -> None:
-    try:
-        move_durably(source, dataset / entry.path)
-    except FileNotFoundError as error:
-        raise WriteFailed(
-            f"{entry.path} was committed, but is neither in its attempt's folder nor in the dataset",
-            cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
-        ) from error
 
 
 def sealed_files(settings: Settings, unit: UnitFiles) -> dict[str, Path]:

@@ -179,7 +179,7 @@ class Capture:
             return False
         if job.state in RESTING_JOB_STATES or job.state is JobState.PUBLISHING:
             return True
-        return job.progress.plan_done and job.progress.units_done == job.progress.units_planned
+        return job.progress.is_captured
 
     async def _serve_one(self) -> bool:
         """Lease and start one unit if there is room; return whether there was one."""

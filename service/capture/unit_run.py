@@ -71,12 +71,7 @@ class UnitRun:
             if self._renderers is not None and self._lease.identity.is_rendered_again:
                 renderer = await self._renderers.of(self._lease)
             self._answering = Answering(
-                self._attempt_id,
-                self._plan,
-                self._lease.identity,
-                self._session.engine,
-                renderer,
-                self._budget.heard,
+                self._lease, self._plan, self._session.engine, renderer, self._budget.heard
             )
         link = self._session.link
         order = self._session.opening(self._attempt_id, self._plan.num_rows, self._lease.identity)
