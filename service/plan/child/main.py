@@ -181,14 +181,35 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
     """Tokenize the job's rows one by one, in order. Raises what the source and the template raise."""
     hashes: Path | None = parent.received()
     known = _mapped(hashes) if hashes is not None else None
+    request = task.request
+
+    def outcomes(position: int, row: SourceRow) -> list[RowOutcome]:
+        """Tokenize a row that is a sample and is not known; it may become one for each turn."""
+        if isinstance(row.content, RowReject):
+            return [RowOutcome(position, row.source_id, row.content)]
+        content = b""
+        if known is not None:
+            content = content_hash(row.content)
+            if content in known:
+                return [RowOutcome(position, row.source_id, None)]
+        parent.note(Step.TEMPLATE)
+        labels = row.content.labels or {}
+        kept = {name: labels.get(name) for name in request.labels}
+        if request.generate is not None and (entry := request.generate.drawn(row.source_id)) is not None:
+            kept[MIX_LABEL] = entry.name
+        return [
+            RowOutcome(position, turn_id(row.source_id, result), result, content, kept)
+            for result in tokenizer.rows(row.content, row.source_id)
+        ]
+
     rows: list[RowOutcome] = []
     sent_s = time.monotonic()
     parent.begin_row(0)
-    positions = task.request.positions()
+    positions = request.positions()
     own = next(positions)
     for position, row in enumerate(source.rows()):
         if position == own:
-            rows += _outcomes(position, row, tokenizer, known, parent, task.request)
+            rows += outcomes(position, row)
             own = next(positions)
         if time.monotonic() - sent_s > BATCH_S:
             _send_rows(rows, parent)
@@ -196,33 +217,6 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
         parent.begin_row(position + 1)
     source.check_unchanged()
     _send_rows(rows, parent)
-
-
-def _outcomes(
-    position: int,
-    row: SourceRow,
-    tokenizer: SampleTokenizer,
-    known: KnownHashes | None,
-    parent: _Parent,
-    request: ExtractRequest,
-) -> list[RowOutcome]:
-    """Tokenize a row that is a sample and is not known; it may become one for each turn."""
-    if isinstance(row.content, RowReject):
-        return [RowOutcome(position, row.source_id, row.content)]
-    content = b""
-    if known is not None:
-        content = content_hash(row.content)
-        if content in known:
-            return [RowOutcome(position, row.source_id, None)]
-    parent.note(Step.TEMPLATE)
-    labels = row.content.labels or {}
-    kept = {name: labels.get(name) for name in request.labels}
-    if request.generate is not None and (entry := request.generate.drawn(row.source_id)) is not None:
-        kept[MIX_LABEL] = entry.name
-    return [
-        RowOutcome(position, turn_id(row.source_id, result), result, content, kept)
-        for result in tokenizer.rows(row.content, row.source_id)
-    ]
 
 
 def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:

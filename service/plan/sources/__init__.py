@@ -1,6 +1,7 @@
 """Sources: inline samples, allowed files, Hub datasets -> rows, each a sample or a named reject."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,13 @@ def open_source(
             folder = FileSource(kind="file", path=str(posted))
             return FileRows(folder, (posted,), labels, frozen, may_be_empty=True)
         case MixSource():
-            rows = _mixed(source, settings, frozen, labels, may_be_empty=may_be_empty)
+            opened = partial(open_source, settings=settings, labels=labels, may_be_empty=may_be_empty)
+            parts: list[RowSource] = []
+            for place, part in enumerate(source.sources):
+                with refusing_part(place):
+                    parts.append(opened(part.source, frozen=None if frozen is None else frozen[place]))
+            weights = tuple(part.weight for part in source.sources if part.weight is not None)
+            rows = MixedRows(tuple(parts), weights or None)
     return rows if source.is_as_it_stands else OnePass(rows, number, source.seed, source.repeat == 1)
 
 
@@ -61,20 +68,3 @@ def without_token(source: RowSource) -> RowSource:
     if isinstance(source, OnePass):
         return replace(source, source=without_token(source.source))
     return replace(source, token=False) if isinstance(source, HubRows) else source
-
-
-def _mixed(
-    source: MixSource,
-    settings: Settings,
-    frozen: list[Any] | None,
-    labels: tuple[str, ...],
-    *,
-    may_be_empty: bool,
-) -> MixedRows:
-    rows: list[RowSource] = []
-    for number, part in enumerate(source.sources):
-        of_part = None if frozen is None else frozen[number]
-        with refusing_part(number):
-            rows.append(open_source(part.source, settings, of_part, labels=labels, may_be_empty=may_be_empty))
-    weights = tuple(part.weight for part in source.sources if part.weight is not None)
-    return MixedRows(tuple(rows), weights or None)
