@@ -131,12 +131,6 @@ class ExtractRequest(Wire):
             raise ValueError(f"'labels' names a column twice: {sorted(labels)}")
         return labels
 
-    @model_validator(mode="after")
-    def _mix_is_a_label_of_its_own(self) -> Self:
-        if MIX_LABEL in self.labels and self.generate is not None and self.generate.mix:
-            raise ValueError(f"'labels' names {MIX_LABEL!r}, which is the entry of 'generate.mix' here")
-        return self
-
     @field_validator("layers")
     @classmethod
     def _layer_list(cls, layers: LayerPreset | tuple[LayerId, ...]) -> LayerPreset | tuple[LayerId, ...]:
@@ -148,25 +142,19 @@ class ExtractRequest(Wire):
         return layers
 
     @model_validator(mode="after")
-    def _shards_leave_for_a_repository(self) -> Self:
+    def _fields_go_together(self) -> Self:
+        if MIX_LABEL in self.labels and self.generate is not None and self.generate.mix:
+            raise ValueError(f"'labels' names {MIX_LABEL!r}, which is the entry of 'generate.mix' here")
         if self.hub is None and not self.storage.keep_local:
             raise ValueError("'storage.keep_local': false goes with 'hub', where the shards are then")
         if self.hub is not None and self.storage.retention == "consumed":
             raise ValueError("'storage.retention': 'consumed' goes without 'hub', which keeps the shards")
-        return self
-
-    @model_validator(mode="after")
-    def _what_is_repeated_is_consumed(self) -> Self:
         if self.repeat != 1 and self.storage.retention != "consumed":
             raise ValueError(
                 "'source.repeat' goes with 'storage.retention': 'consumed': the rows are the same"
             )
         if self.part is not None and isinstance(self.source, Repeatable) and self.source.seed is not None:
             raise ValueError("'source.seed' goes without 'part', which would be other rows in each pass")
-        return self
-
-    @model_validator(mode="after")
-    def _answers_are_supervised_whole(self) -> Self:
         if self.generate is not None and self.min_supervised_tokens > 1:
             raise ValueError("'min_supervised_tokens' cannot be asked of answers before they are generated")
         return self
