@@ -58,6 +58,5 @@ class InFlight:
             await asyncio.sleep(left if left > 0 else seconds)
 
     def _fits(self, num_tokens: int) -> bool:
-        if self.requests == 0:
-            return True
-        return self.tokens + num_tokens <= self._max_tokens and self.requests < self._max_requests
+        has_room = self.tokens + num_tokens <= self._max_tokens and self.requests < self._max_requests
+        return has_room or not self.requests

@@ -302,15 +302,14 @@ def _went(folder: Path, shards: Collection[str]) -> bool:
 
 def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, reading: Reading) -> bool:
     """Hold files against what the manifest says of them; say whether any is wrong."""
-    faults = []
+    found = len(tally.findings)
     for entry in entries:
         try:
-            faults += [(entry.path, what) for what in _file_faults(folder, entry, reading)]
+            for what in _file_faults(folder, entry, reading):
+                tally.fault(entry.path, what)
         except FileNotFoundError:  # it was consumed just now
-            faults.append((entry.path, MISSING))
-    for path, what in faults:
-        tally.fault(path, what)
-    return bool(faults)
+            tally.fault(entry.path, MISSING)
+    return len(tally.findings) > found
 
 
 def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:

@@ -54,8 +54,7 @@ class Turns:
                 case ("prompt", messages, tools, entry):
                     return self._prompt(self._chat(messages, tools, entry))
                 case ("rendered", messages, tools, entry, ends, last_only):
-                    chat = self._chat(messages, tools, entry)
-                    return self._rendered(chat, ends, last_only=last_only)
+                    return self._rendered(self._chat(messages, tools, entry), ends, last_only=last_only)
                 case ("is prompt", token_ids, messages, tools, entry):
                     return self._is_prompt(token_ids, self._chat(messages, tools, entry))
                 case ("read", before, token_ids, tools, entry, is_stopped):

@@ -80,10 +80,7 @@ class HubRows:
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows as they arrive; nothing is kept on disk."""
-        return islice(self._rows(), self.source.limit)
-
-    def _rows(self) -> Iterator[SourceRow]:
-        for position, row in enumerate(self._stream()):
+        for position, row in enumerate(islice(self._stream(), self.source.limit)):
             own_id, content = read_row(row, self.labels)
             yield SourceRow(own_id or str(position), content)
 
