@@ -1,6 +1,6 @@
 """POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
 from anyio import from_thread, to_thread
@@ -71,43 +71,35 @@ async def raw_body(
         yield await request.body()
 
 
-class BodyReader:
-    """Reads a body of a bounded weight: a small one in a thread, a few large ones at a time in processes."""
+def body_of(
+    read: Callable[[bytes], Read], most_bytes: int | None = None
+) -> Callable[..., Coroutine[Any, Any, Read]]:
+    """Return what makes `read`'s value of a body of a bounded weight.
 
-    def __init__(
-        self,
+    A small one is read in a thread, a few large ones at a time in processes. Raises what `read` raises,
+    HTTPException, ServiceBusy.
+    """
+
+    async def body(
         raw: Annotated[bytes, Depends(raw_body, scope="function")],
         settings: SettingsOf,
         asks: CallerOf,
         budget: BudgetOf,
-    ) -> None:
-        """Read nothing yet."""
-        self._raw, self._settings, self._owner, self._budget = raw, settings, asks.owner, budget
-
-    async def read(self, read: Callable[[bytes], Read], limit_bytes: int | None = None) -> Read:
-        """Return what `read` makes of the body. Raises what it raises, HTTPException, ServiceBusy."""
-        limit_bytes = min(limit_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
-        if len(self._raw) <= SMALL_BODY_BYTES:
-            weighed, made = await run_in_threadpool(read_weighed, read, self._raw, limit_bytes)
+    ) -> Read:
+        limit_bytes = min(most_bytes or settings.max_body_bytes, settings.max_body_bytes)
+        if len(raw) <= SMALL_BODY_BYTES:
+            weighed, made = await run_in_threadpool(read_weighed, read, raw, limit_bytes)
         else:
-            async with self._budget.turn(self._owner, Turn.LARGE_BODY):
-                weighed, made = await run_in_threadpool(
-                    read_apart, read, self._raw, limit_bytes, self._settings
-                )
+            async with budget.turn(asks.owner, Turn.LARGE_BODY):
+                weighed, made = await run_in_threadpool(read_apart, read, raw, limit_bytes, settings)
         if made is None:
             raise HTTPException(413, f"the body counts as {weighed} bytes; at most {limit_bytes} are taken")
         return made
 
-
-BodyOf = Annotated[BodyReader, Depends(scope="function")]
-
-
-async def extract_request(body: BodyOf) -> CheckedRequest:
-    """Return the checked body."""
-    return await body.read(read_request)
+    return body
 
 
-Body = Annotated[CheckedRequest, Depends(extract_request)]
+Body = Annotated[CheckedRequest, Depends(body_of(read_request))]
 
 
 @router.post(

@@ -23,7 +23,7 @@ from schemas.schedule import (
 )
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.extract import BodyOf
+from service.api.routes.extract import body_of
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import (
     BudgetOf,
@@ -81,17 +81,12 @@ class RunsQuery(Wire):
     limit: int = Field(default=50, ge=1, le=1000)
 
 
-async def new_schedule(body: BodyOf) -> NewSchedule:
-    """Return the checked body."""
-    return await body.read(read_new_schedule, MAX_SCHEDULE_BYTES)
-
-
 @router.post(
     "", status_code=201, openapi_extra=BODY, responses=problem_responses(409, 413, 415, 422, 503, 507)
 )
 async def add_schedule(
     request: Request,
-    body: Annotated[NewSchedule, Depends(new_schedule)],
+    body: Annotated[NewSchedule, Depends(body_of(read_new_schedule, MAX_SCHEDULE_BYTES))],
     response: Response,
     store: StoreOf,
     settings: NarrowedSettings,
@@ -147,11 +142,6 @@ def delete_schedule(number: ScheduleNumberOf, store: StoreOf, settings: Settings
     scheduling.remove(store, settings, number)
 
 
-async def posted_samples(body: BodyOf) -> CheckedSamples:
-    """Return the checked body."""
-    return await body.read(read_samples)
-
-
 @router.post(
     "/{name}/samples",
     status_code=202,
@@ -161,7 +151,7 @@ async def posted_samples(body: BodyOf) -> CheckedSamples:
 )
 def post_samples(
     number: ScheduleNumberOf,  # looked up before the body comes: another schedule may have the name by then
-    body: Annotated[CheckedSamples, Depends(posted_samples)],
+    body: Annotated[CheckedSamples, Depends(body_of(read_samples))],
     store: StoreOf,
     settings: SettingsOf,
 ) -> PostedCount:
