@@ -21,8 +21,7 @@ from schemas.request import ExtractRequest
 from service.api.auth import caller
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_OPTIONS, NO_QUERY
-from service.api.routes.resources import BudgetOf, CallerOf, JobOf, SettingsOf, StoppingOf, StoreOf
-from service.api.sse import EventFeed
+from service.api.routes.resources import BudgetOf, CallerOf, FeedOf, JobOf, SettingsOf, StoppingOf, StoreOf
 from service.control.budget import Turn
 from service.control.deletion import delete_job
 from service.errors import CallerRefused, IllegalMove, KeyRefused, NotFound, StoreUnavailable
@@ -166,13 +165,13 @@ def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
 @reading.get("/{job_id}/events", response_class=EventSourceResponse, responses=problem_responses(404, 422))
 async def follow_job(
     job: JobOf,
+    feed: FeedOf,
     request: Request,
     query: Annotated[EventsQuery, Query()],
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_ID)] = None,
 ) -> AsyncIterator[ServerSentEvent]:
     """Send state changes and progress until the job has ended or is blocked, or the key is revoked."""
     after = query.after if last_event_id is None else last_event_id
-    feed: EventFeed = request.app.state.feed
     asked_s = time.monotonic()
     async for event in feed.follow(job.id, job.state, after, QUIET_S):
         if event is None or time.monotonic() - asked_s > ASK_AGAIN_S:
@@ -191,6 +190,7 @@ async def list_units(
     store: StoreOf,
     settings: SettingsOf,
     stopping: StoppingOf,
+    feed: FeedOf,
     request: Request,
     query: Annotated[UnitsQuery, Query()],
 ) -> UnitPage:
@@ -198,7 +198,6 @@ async def list_units(
 
     One that is committed later, or can be read only later, comes after all that were listed.
     """
-    feed: EventFeed = request.app.state.feed
     clock = asyncio.get_running_loop().time
     until_s, seen = clock() + query.wait, 0
     listing = partial(commits.readable, job_id=job.id, after=query.after, limit=query.limit)

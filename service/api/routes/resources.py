@@ -1,11 +1,12 @@
 """What a route is given: the settings and the store of its application, and the job that its path names."""
 
 from collections.abc import Callable
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Path, Request
 
 from schemas.names import ScheduleName, is_job_id
+from service.api.sse import EventFeed
 from service.control.budget import Budget
 from service.control.keys import Caller
 from service.errors import NotFound
@@ -13,24 +14,13 @@ from service.settings import Settings
 from service.store import JobRow, Store, jobs, schedules
 
 
-async def settings_of(request: Request) -> Settings:
-    """Return the settings that the application was made with."""
-    return cast(Settings, request.app.state.settings)
+def _of_app(name: str) -> Any:  # noqa: ANN401 - as `Depends`
+    """Make a dependency of what `create_app` keeps under a name."""
 
+    async def kept(request: Request) -> object:
+        return getattr(request.app.state, name)
 
-async def store_of(request: Request) -> Store:
-    """Return the application's store; it is thread-safe and closed by the application."""
-    return cast(Store, request.app.state.store)
-
-
-async def stopping_of(request: Request) -> Callable[[], bool]:
-    """Return what says whether the server is ending."""
-    return cast(Callable[[], bool], request.app.state.stopping)
-
-
-async def budget_of(request: Request) -> Budget:
-    """Return what the application's owners take of it."""
-    return cast(Budget, request.app.state.budget)
+    return Depends(kept)
 
 
 async def caller_of(request: Request) -> Caller:
@@ -38,10 +28,11 @@ async def caller_of(request: Request) -> Caller:
     return cast(Caller, request.state.caller)
 
 
-SettingsOf = Annotated[Settings, Depends(settings_of)]
-StoreOf = Annotated[Store, Depends(store_of)]
-StoppingOf = Annotated[Callable[[], bool], Depends(stopping_of)]
-BudgetOf = Annotated[Budget, Depends(budget_of)]
+SettingsOf = Annotated[Settings, _of_app("settings")]
+StoreOf = Annotated[Store, _of_app("store")]
+StoppingOf = Annotated[Callable[[], bool], _of_app("stopping")]
+BudgetOf = Annotated[Budget, _of_app("budget")]
+FeedOf = Annotated[EventFeed, _of_app("feed")]
 CallerOf = Annotated[Caller, Depends(caller_of)]
 
 
