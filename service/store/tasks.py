@@ -35,13 +35,9 @@ logger = logging.getLogger(__name__)
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
 
-
+_ATTEMPT = ("job_id", "kind", "item", "epoch", "owner")
 _MINE = and_(
-    TASK.c.job_id == bindparam("of_job"),
-    TASK.c.kind == bindparam("of_kind"),
-    TASK.c.item == bindparam("of_item"),
-    TASK.c.epoch == bindparam("of_epoch"),
-    TASK.c.owner == bindparam("of_owner"),
+    *(TASK.c[name] == bindparam(f"of_{name}") for name in _ATTEMPT),
     TASK.c.state == TaskState.LEASED,
 )
 """What fences every write of an attempt; stopping a job voids its leases, too."""
@@ -51,13 +47,7 @@ _EXTENDED = update(TASK).where(_MINE).values(lease_until=bindparam("until"))
 
 def _attempt(lease: Lease) -> dict[str, object]:
     """Return the values that `_MINE` is bound to."""
-    return {
-        "of_job": lease.job_id,
-        "of_kind": lease.kind,
-        "of_item": lease.item,
-        "of_epoch": lease.epoch,
-        "of_owner": lease.owner,
-    }
+    return {f"of_{name}": getattr(lease, name) for name in _ATTEMPT}
 
 
 def begin_again(tx: Transaction, job: LockedJob, kind: TaskKind, item: int) -> None:
