@@ -19,7 +19,7 @@ from service.publish.others import OtherJobs
 from service.publish.target import target_of
 from service.publish.upload import Uploads
 from service.settings import Settings
-from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, publishing, storing
+from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, storing
 from service.work.keeper import Keeper, Kept
 from service.work.meters import EVICTED, STORED
 from service.work.runner import run_next
@@ -92,7 +92,7 @@ def _store(
         detail = f"{hub.target.repo_id} keeps {small[0]} without its sha256, so it cannot leave this machine"
         cure = "let its .gitattributes have `*.parquet filter=lfs diff=lfs merge=lfs -text`"
         raise OptionRefused(detail, field="hub.repo_id", cure=cure)
-    store.write(publishing.stored, lease, [unit.attempt_id.unit for unit in made])
+    store.write(storing.stored, lease, [unit.attempt_id.unit for unit in made])
     for unit in made:
         num_bytes = sum(entry.bytes for entry in unit.shards)
         STORED.add(units=1, bytes=num_bytes)

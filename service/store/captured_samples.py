@@ -12,7 +12,7 @@ from sqlalchemy import and_, delete, exists, func, select, update
 from schemas.identity import Identity
 from schemas.job import STOPPED_JOB_STATES
 from schemas.schedule import ScheduleRules
-from service.store import jobs, publishing, runs, totals
+from service.store import jobs, runs, storing, totals
 from service.store.database import Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
 from service.store.tables import JOB, SHARD, TASK, UNIT, UNIT_COMMIT
@@ -133,6 +133,6 @@ def _without_rest(tx: Transaction, schedule: int, job: LockedJob) -> LockedJob:
     detail = f"ended with what it had written; {samples} planned samples are left to the next run"
     job = replace(job, progress=left.model_copy(update={"plan_done": True}))
     job = record(tx, job, "progress", detail)
-    publishing.add_when_captured(tx, job)
+    storing.end_when_captured(tx, job)
     runs.cut_short(tx, schedule, job.id, detail)
     return job

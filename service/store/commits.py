@@ -15,7 +15,7 @@ from schemas.identity import Provenance
 from schemas.job import RejectView, UnitPage, UnitView
 from schemas.receipts import AttemptId
 from service.errors import IdentityChanged, NotFound, StatesWrong
-from service.store import captured_samples, keys, publishing, storing, tasks, workers
+from service.store import captured_samples, keys, storing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_pass, add_rejects
 from service.store.tables import FINAL_NORM, JOB, REJECT, SHARD, TOKEN_COUNTS, UNIT, UNIT_COMMIT, UNIT_PLAN
@@ -88,7 +88,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     if job.is_pushed and made.shards and not job.progress.is_captured:
         storing.add(tx, job, lease.host)
     add_pass(tx, job)
-    publishing.add_when_captured(tx, job)
+    storing.end_when_captured(tx, job)
 
 
 def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:

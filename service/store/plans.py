@@ -8,7 +8,7 @@ from sqlalchemy import insert, select, update
 from schemas.identity import Identity
 from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
-from service.store import captured_samples, keys, publishing, tasks
+from service.store import captured_samples, keys, storing, tasks
 from service.store.database import Store, Transaction
 from service.store.tables import JOB, REJECT, TASK, UNIT, UNIT_PLAN
 from service.store.task_choice import Choice
@@ -132,7 +132,7 @@ def finish(
     message = "plan done" if is_done else f"pass {lease.item + 1} planned"
     job = record(tx, tasks.done(tx, planned, task), "progress", message)
     add_pass(tx, job)
-    publishing.add_when_captured(tx, job)
+    storing.end_when_captured(tx, job)
 
 
 def add_pass(tx: Transaction, job: LockedJob) -> None:

@@ -1,6 +1,5 @@
 """Publishing: one committer a repository takes a job whose units are all done, and completes it."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from sqlalchemy import update
@@ -10,21 +9,8 @@ from service.store import storing, tasks
 from service.store.database import Store, Transaction
 from service.store.tables import UNIT_COMMIT
 from service.store.task_choice import Choice
-from service.store.transitions import LockedJob, add_task, move_job, record
-from service.store.values import Lease, PublishLease, StoreLease, TaskKind
-
-
-def add_when_captured(tx: Transaction, job: LockedJob) -> None:
-    """Add the publishing of a locked job whose units are all done; it stores what the data folder has."""
-    if job.progress.is_captured and storing.end(tx, job):
-        add_task(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
-
-
-def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
-    """Note that the repository holds these units of a host, and end the lease. Raises LeaseLost."""
-    job, was_last = storing.stored(tx, lease, units)
-    if was_last:
-        add_when_captured(tx, job)
+from service.store.transitions import LockedJob, move_job, record
+from service.store.values import Lease, PublishLease, TaskKind
 
 
 def lease(store: Store, owner: str, ttl_s: float, *, unpushed: bool = False) -> PublishLease | None:

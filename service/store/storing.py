@@ -69,11 +69,13 @@ def _leaving(host: int) -> Select[tuple[str]]:
     return select(JOB.c.id).where(or_(literal(host != HOME), ~JOB.c.keeps_local))
 
 
-def end(tx: Transaction, job: LockedJob) -> bool:
-    """Leave what the data folder still has to store of a locked, captured job to its publication.
+def end_when_captured(tx: Transaction, job: LockedJob) -> None:
+    """Add the publishing of a locked job whose units are all done; it stores what the data folder has.
 
-    What other hosts have must be stored first, and is due now; say whether nothing of it is left.
+    What other hosts have must be stored first, and is due now.
     """
+    if not job.progress.is_captured:
+        return
     of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
     over = UNLEASED | {"state": TaskState.DONE, "problem": None}
     tx.connection.execute(update(TASK).where(of_job, TASK.c.item == HOME).values(over))
@@ -84,7 +86,8 @@ def end(tx: Transaction, job: LockedJob) -> bool:
             add_task(tx, job, TaskKind.STORE, host)
     waits = of_job, TASK.c.item.in_(others), TASK.c.state != TaskState.LEASED
     tx.connection.execute(update(TASK).where(*waits).values(state=TaskState.PENDING, not_before=None))
-    return not others
+    if not others:
+        add_task(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
 
 
 def _task(job: LockedJob, host: int) -> ColumnElement[bool]:
@@ -114,10 +117,10 @@ def take_turn(tx: Transaction, lease: StoreLease) -> float:
     return float((tx.connection.scalars(until).one() - tx.now).total_seconds())
 
 
-def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> tuple[LockedJob, bool]:
-    """Note that the repository holds these units, and end the lease; others wait for their commit.
+def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
+    """Note that the repository holds these units of a host, and end the lease; others wait for their commit.
 
-    Return the job, and whether the host has no more of it. Raises LeaseLost.
+    Raises LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     host = lease.item
@@ -131,9 +134,10 @@ def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> tuple[Lo
     message = f"{progress.units_stored} of {progress.units_done} captured units are stored"
     job = record(tx, replace(job, progress=progress, problem=None), "progress", message)
     if tx.connection.scalar(_waiting(job.id, host).limit(1)) is None:
-        return tasks.done(tx, job, task), True
-    tasks.put_off(tx, job, task, APART if _is_full(tx, job.id, host) or progress.is_captured else LATEST)
-    return job, False
+        end_when_captured(tx, tasks.done(tx, job, task))
+    else:
+        soon = _is_full(tx, job.id, host) or progress.is_captured
+        tasks.put_off(tx, job, task, APART if soon else LATEST)
 
 
 def _waiting(job_id: str, host: int) -> Select[tuple[int]]:

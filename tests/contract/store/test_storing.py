@@ -47,7 +47,7 @@ def test_commits_to_one_repository_stand_apart(store: Store, clock: Clock) -> No
     first, second, other = (lease for lease in leases if lease is not None)
     assert [lease.job_id for lease in (first, second, other)] == [job_id(number) for number in (1, 2, 3)]
     assert [store.write(storing.take_turn, lease) for lease in (first, second, other)] == [0.0, APART_S, 0.0]
-    store.write(publishing.stored, first, range(11))
+    store.write(storing.stored, first, range(11))
     clock.advance(APART_S - 1)
     assert store.write(storing.take_turn, second) == 1.0
     clock.advance(1)
@@ -111,12 +111,12 @@ def test_a_commit_is_full_by_its_files_and_not_by_its_units(store: Store, clock:
     capture(store, 1)
     lease = leased(store, APART_S + 1, clock)
     assert lease is not None and waiting(store) == list(range(11))
-    store.write(publishing.stored, lease, range(11))
+    store.write(storing.stored, lease, range(11))
     assert leased(store, APART_S + 1, clock) is None and waiting(store) == [11]
     capture(store, 11)
     lease = leased(store, APART_S + 1, clock)
     assert lease is not None
-    store.write(publishing.stored, lease, range(11, 12))
+    store.write(storing.stored, lease, range(11, 12))
     assert leased(store, APART_S - 1, clock) is None
     assert leased(store, 1, clock) is None, "eleven units do not fill it"
     assert leased(store, LATEST_S, clock) is not None
