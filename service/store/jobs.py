@@ -89,8 +89,15 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         return named, False
     keys.check_quota(tx, made.owner)
     same = {name: getattr(made, name) for name in NewJob.__slots__ if name in JOB.c}
+    request = made.request
     new = insert(JOB).values(
         **same,
+        model=request.model,
+        source_kind=request.source.kind,
+        skips_canary=request.canary == "skip",
+        keeps_local=request.storage.stays,
+        publish_subject=request.hub.repo_id if request.hub else made.id,
+        webhook=request.webhook.url if request.webhook else None,
         request_bytes=len(made.request_json.encode()),
         state=JobState.QUEUED,
         last_event=0,

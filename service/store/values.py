@@ -59,18 +59,13 @@ class NewJob:
 
     id: str
     idempotency_key: str
+    request: ExtractRequest
     priority: int
-    model: str
-    source_kind: str
-    skips_canary: bool
-    keeps_local: bool
-    publish_subject: str
-    webhook: str | None
-    request_json: str
-    request_sha256: str
     schedule: int | None
     spool: int | None
     owner: str | None
+    request_json: str
+    request_sha256: str
 
     @classmethod
     def of(
@@ -91,22 +86,8 @@ class NewJob:
         alone of its inline samples.
         """
         document = document or request.canonical_json()
-        return cls(
-            id=job_id,
-            idempotency_key=idempotency_key,
-            priority=priority,
-            model=request.model,
-            source_kind=request.source.kind,
-            skips_canary=request.canary == "skip",
-            keeps_local=request.storage.stays,
-            publish_subject=request.hub.repo_id if request.hub else job_id,
-            webhook=request.webhook.url if request.webhook else None,
-            request_json=document,
-            request_sha256=hashlib.sha256(document.encode()).hexdigest(),
-            schedule=schedule,
-            spool=spool,
-            owner=owner,
-        )
+        digest = hashlib.sha256(document.encode()).hexdigest()
+        return cls(job_id, idempotency_key, request, priority, schedule, spool, owner, document, digest)
 
 
 @dataclass(frozen=True, slots=True)
