@@ -104,7 +104,7 @@ def change(
                 tx, schedule.number, slot, RunOutcome.MISSED, "the schedule was changed before it ran"
             )
         values["next_slot"] = rules.first_after(tx.now)
-    tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == schedule.number).values(values))
+    _update(tx, schedule.number, **values)
     return schedule_view(tx, which)
 
 
@@ -118,8 +118,7 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
     row = tx.connection.execute(locked).one_or_none()
     check_write(tx)
     if row is not None and row.slot is not None:
-        values = {"paused": True, "waiting_slot": None}
-        tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == row.number).values(values))
+        _update(tx, row.number, paused=True, waiting_slot=None)
         runs.record(tx, row.number, row.slot, RunOutcome.REFUSED, detail)
 
 
@@ -142,7 +141,8 @@ def remove(tx: Transaction, which: Which) -> None:
 
 def due(tx: Transaction) -> list[str]:
     """Return the names of the schedules that `advance` may have something to do for."""
-    waiting = and_(SCHEDULE.c.waiting_slot.is_not(None), ~_goes_on())
+    goes_on = exists().where(JOB.c.id == SCHEDULE.c.last_job, JOB.c.state.not_in(ENDED_JOB_STATES))
+    waiting = and_(SCHEDULE.c.waiting_slot.is_not(None), ~goes_on)
     query = select(SCHEDULE.c.name).where(
         SCHEDULE.c.paused.is_(False), or_(SCHEDULE.c.next_slot <= tx.clock, waiting)
     )
@@ -159,7 +159,7 @@ def advance(tx: Transaction, name: str) -> bool:
         return False
     goes_on = _has_running_job(tx, schedule)
     if schedule.waiting_slot is not None and not goes_on:
-        _move_on(tx, schedule, schedule.next_slot, waiting=None)
+        _update(tx, schedule.number, waiting_slot=None)
         _submit(tx, schedule, schedule.waiting_slot)
         return True
     slot, rules = schedule.next_slot, schedule.rules
@@ -174,19 +174,19 @@ def advance(tx: Transaction, name: str) -> bool:
         slot = last
     following = rules.first_after(slot)
     if rules.missed is Missed.SKIP and tx.now - slot > runs.LATE:
-        _move_on(tx, schedule, following, waiting=schedule.waiting_slot)
+        _update(tx, schedule.number, next_slot=following)
         detail = f"nobody looked until {tx.now:%Y-%m-%d %H:%M} UTC"
         runs.record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
     elif goes_on and rules.overlap is Overlap.SKIP:
-        _move_on(tx, schedule, following, waiting=None)
+        _update(tx, schedule.number, next_slot=following, waiting_slot=None)
         runs.record(tx, schedule.number, slot, RunOutcome.SKIPPED, f"job {schedule.last_job} had not ended")
     elif goes_on and rules.overlap is Overlap.QUEUE:
-        _move_on(tx, schedule, following, waiting=slot)
+        _update(tx, schedule.number, next_slot=following, waiting_slot=slot)
         if schedule.waiting_slot is not None:
             detail = f"it waited for job {schedule.last_job} until the next slot came"
             runs.record(tx, schedule.number, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
     else:
-        _move_on(tx, schedule, following, waiting=None)
+        _update(tx, schedule.number, next_slot=following, waiting_slot=None)
         _submit(tx, schedule, slot)
     return True
 
@@ -280,11 +280,6 @@ def _lock(tx: Transaction, which: Which) -> _Schedule:
     return _Schedule(**{field: row[field] for field in _Schedule.__slots__})
 
 
-def _goes_on() -> ColumnElement[bool]:
-    """Say of a row of `schedule` whether its last job has not ended."""
-    return exists().where(JOB.c.id == SCHEDULE.c.last_job, JOB.c.state.not_in(ENDED_JOB_STATES))
-
-
 def _has_running_job(tx: Transaction, schedule: _Schedule) -> bool:
     """Say whether the last job has not ended; nobody resumes it before this transaction ends."""
     if schedule.last_job is not None:
@@ -293,11 +288,8 @@ def _has_running_job(tx: Transaction, schedule: _Schedule) -> bool:
     return False
 
 
-def _move_on(
-    tx: Transaction, schedule: _Schedule, next_slot: datetime | None, *, waiting: datetime | None
-) -> None:
-    values = {"next_slot": next_slot, "waiting_slot": waiting}
-    tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == schedule.number).values(values))
+def _update(tx: Transaction, number: int, **values: object) -> None:
+    tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == number).values(values))
 
 
 def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
@@ -334,8 +326,7 @@ def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
     made = NewJob.of(jobs.new_id(), key, request, schedule=new_only, spool=spool, owner=schedule.owner)
     job, _ = jobs.submit(tx, made)
     captured_samples.publish(tx, schedule.number, stopped)
-    same = SCHEDULE.c.number == schedule.number
-    tx.connection.execute(update(SCHEDULE).where(same).values(last_job=job.id))
+    _update(tx, schedule.number, last_job=job.id)
     return job.id
 
 
