@@ -49,7 +49,8 @@ P = ParamSpec("P")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 Page = TypeVar("Page", bound=Wire)
-AnswerOf = TypeVar("AnswerOf", covariant=True)
+Blocking = TypeVar("Blocking", covariant=True)
+Awaiting = TypeVar("Awaiting", covariant=True)
 Document = BaseModel | Mapping[str, Any]
 """A body: one of the classes of `schemas`, or the same as plain JSON, which the service checks."""
 
@@ -98,22 +99,13 @@ class _Awaits(Protocol):
     async def close(self) -> None: ...
 
 
-class _Method(Protocol[P, AnswerOf]):
-    """A method that returns its answer, or in a client that awaits an awaitable of it."""
+class _Method(Protocol[P, Blocking, Awaiting]):
+    """A method that returns one type in a client that blocks, and another in one that awaits."""
 
     @overload
-    def __get__(self, client: _Blocks, owner: type) -> Callable[P, AnswerOf]: ...
+    def __get__(self, client: _Blocks, owner: type) -> Callable[P, Blocking]: ...
     @overload
-    def __get__(self, client: _Awaits, owner: type) -> Callable[P, Awaitable[AnswerOf]]: ...
-
-
-class _ListMethod(Protocol[P, AnswerOf]):
-    """A method that returns an iterator of what is listed, or in a client that awaits an asynchronous one."""
-
-    @overload
-    def __get__(self, client: _Blocks, owner: type) -> Callable[P, Iterator[AnswerOf]]: ...
-    @overload
-    def __get__(self, client: _Awaits, owner: type) -> Callable[P, AsyncIterator[AnswerOf]]: ...
+    def __get__(self, client: _Awaits, owner: type) -> Callable[P, Awaiting]: ...
 
 
 Sent = dict[str, Any] | None
@@ -123,34 +115,28 @@ _Described = Callable[Concatenate[Any, P], Sent]
 
 def _route(
     method: str, path: str, read: Callable[[httpx2.Response], Answer]
-) -> Callable[[_Described[P]], _Method[P, Answer]]:
+) -> Callable[[_Described[P]], _Method[P, Answer, Awaitable[Answer]]]:
     """Make a method that sends one call; its arguments fill `path` by their names."""
-
-    def answer(client: Any, filled: str, options: Mapping[str, Any]) -> object:  # noqa: ANN401 - either client
-        return client.send(Call(method, filled, read, options))
-
-    return _method(path, answer)
+    return _method(Call(method, path, read, {}), lambda client, call: client.send(call))
 
 
 def _list(
     path: str, page: type[Page], option: str, of_page: Callable[[Page], tuple[Sequence[Item], object]]
-) -> Callable[[_Described[P]], _ListMethod[P, Item]]:
+) -> Callable[[_Described[P]], _Method[P, Iterator[Item], AsyncIterator[Item]]]:
     """Make a method that lists the items of every page. `of_page` returns a page's, and the next `option`."""
-
-    def items(client: Any, filled: str, options: Mapping[str, Any]) -> object:  # noqa: ANN401 - either client
-        return client.items(Pages(Call("GET", filled, _of(page), options), option, of_page))
-
-    return _method(path, items)
+    listing = Call("GET", path, _of(page), {})
+    return _method(listing, lambda client, call: client.items(Pages(call, option, of_page)))
 
 
-def _method(path: str, do: Callable[[Any, str, Mapping[str, Any]], object]) -> Callable[[Any], Any]:
-    """Return a decorator: `do` gets the client, the filled path, and what the decorated function returns."""
+def _method(template: Call[Any], do: Callable[[Any, Call[Any]], object]) -> Callable[[Any], Any]:
+    """Return a decorator: `do` gets the client, and the call with the options that the decorated returns."""
 
     def made(described: Callable[..., Sent]) -> Callable[..., object]:
         @wraps(described)
         def method(client: object, *arguments: object, **named: object) -> object:
             names = inspect.signature(described).bind(client, *arguments, **named).arguments
-            return do(client, _filled(path, names), described(client, *arguments, **named) or {})
+            options = described(client, *arguments, **named) or {}
+            return do(client, replace(template, path=_filled(template.path, names), options=options))
 
         return method
 
