@@ -40,8 +40,6 @@ MADE = ("progress", "repository", "waits")
 STARTS = "an engine that starts and loads the model"
 """What a job waits for whose units are held by workers that have no engine yet."""
 RECENT_EVENTS = 20
-_READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256", "keeps_local", "publish_subject")
-JOB_COLUMNS = [JOB.c[name] for name in _READ if name not in MADE]
 TO_CAPTURE = POLICIES[TaskKind.CAPTURE].job_states
 
 
@@ -55,7 +53,7 @@ def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
 
     Raises IdempotencyConflict where it names a job with another request, or one that was deleted.
     """
-    of_key = select(SUBMISSION.c.job_id, SUBMISSION.c.deleted_at, *JOB_COLUMNS).where(_of_key(made))
+    of_key = select(SUBMISSION.c.job_id, SUBMISSION.c.deleted_at, JOB).where(_of_key(made))
     row = (
         tx.connection.execute(of_key.outerjoin(JOB, JOB.c.id == SUBMISSION.c.job_id)).mappings().one_or_none()
     )
@@ -118,7 +116,7 @@ def _of_key(made: NewJob) -> ColumnElement[bool]:
 
 def job(tx: Transaction, job_id: str) -> JobRow:
     """Return a job. Raises NotFound."""
-    return _jobs(tx, [_one(tx, select(*JOB_COLUMNS).where(JOB.c.id == job_id), job_id)])[0]
+    return _jobs(tx, [_one(tx, select(JOB).where(JOB.c.id == job_id), job_id)])[0]
 
 
 def page(
@@ -133,7 +131,7 @@ def page(
 
     Raises RequestError for an unknown cursor.
     """
-    query = select(JOB.c.number, *JOB_COLUMNS).order_by(JOB.c.number.desc()).limit(limit + 1)
+    query = select(JOB).order_by(JOB.c.number.desc()).limit(limit + 1)
     if owner is not None:
         query = query.where(JOB.c.owner == owner)
     if state is not None:
