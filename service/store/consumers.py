@@ -35,16 +35,13 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
     mine = CONSUMER.c.job_id == job_id, CONSUMER.c.name == name
     before = tx.connection.scalar(select(CONSUMER.c.place).where(*mine))
     expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
-    told = {"seen_at": tx.now, "expires_at": expires_at}
-    if before is None:
-        if len(of_job(tx, job_id).consumers) >= MAX_CONSUMERS:
-            cure = "delete one, or let all ranks and workers be one consumer"
-            raise Conflict(f"job {job_id} has {MAX_CONSUMERS} consumers", field="name", cure=cure)
-        new = {"job_id": job_id, "name": name, "place": after}
-        tx.connection.execute(tx.insert(CONSUMER).values(new | told))
-    else:
-        further = {"place": max(before, after)}
-        tx.connection.execute(update(CONSUMER).where(*mine).values(further | told))
+    if before is None and len(of_job(tx, job_id).consumers) >= MAX_CONSUMERS:
+        cure = "delete one, or let all ranks and workers be one consumer"
+        raise Conflict(f"job {job_id} has {MAX_CONSUMERS} consumers", field="name", cure=cure)
+    place = after if before is None else max(before, after)
+    told = {"place": place, "seen_at": tx.now, "expires_at": expires_at}
+    new = tx.insert(CONSUMER).values(job_id=job_id, name=name, **told)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=["job_id", "name"], set_=told))
     return _let_go(tx, job)
 
 
