@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -258,24 +258,19 @@ def past(tx: Transaction, which: Which, *, before: datetime | None = None, limit
     return runs.page(tx, number, before=before, limit=limit)
 
 
-def _is(which: Which) -> ColumnElement[bool]:
-    return SCHEDULE.c.name == which if isinstance(which, str) else SCHEDULE.c.number == which
-
-
 def _one(tx: Transaction, query: Select[Any], which: Which) -> RowMapping:
     """Return the one row that a query finds of a schedule. Raises NotFound."""
-    row = tx.connection.execute(query.where(_is(which))).mappings().one_or_none()
+    is_it = SCHEDULE.c.name == which if isinstance(which, str) else SCHEDULE.c.number == which
+    row = tx.connection.execute(query.where(is_it)).mappings().one_or_none()
     if row is None:
         raise unknown(which)
     return row
 
 
 def _lock(tx: Transaction, which: Which) -> _Schedule:
-    query = select(SCHEDULE, tx.clock.label("now")).where(_is(which)).with_for_update()
-    row = tx.connection.execute(query).mappings().one_or_none()
+    query = select(SCHEDULE, tx.clock.label("now")).with_for_update()
+    row = _one(tx, query, which)
     check_write(tx)
-    if row is None:
-        raise unknown(which)
     tx.now = row["now"]
     return _Schedule(**{field: row[field] for field in _Schedule.__slots__})
 

@@ -117,7 +117,9 @@ def _take(
     if row is None:
         return None
     before = LockedTask(**row)
-    waiting = _after_death(before) if before.state is TaskState.LEASED else before
+    waiting = before
+    if before.state is TaskState.LEASED:
+        waiting = replace(void(before), deaths=before.deaths + 1)
     if waiting.deaths >= policy.max_deaths:
         detail = f"{waiting.deaths} {policy.blame.format(item=before.item)}"
         problem = QuarryError(detail, cure=policy.cure).problem()
@@ -263,11 +265,6 @@ def fail(
         move_task(tx, job, task, after, None if policy.told_by_job else problem)
         if wait_s:
             pause(tx, job.publish_subject, timedelta(seconds=wait_s))
-
-
-def _after_death(task: LockedTask) -> LockedTask:
-    """Return a task whose lease ran out as it waits for its next attempt."""
-    return replace(void(task), deaths=task.deaths + 1)
 
 
 def _lock_subject(tx: Transaction, kind: TaskKind, subject: str) -> None:
