@@ -1,6 +1,5 @@
 """Makes a job of a body of `POST /extract`, once the checks that are cheap have passed."""
 
-import secrets
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 
@@ -15,11 +14,6 @@ from service.store import JobRow, NewJob, Store, jobs, keys
 
 ALONE = nullcontext()
 """The turn of a process that nobody else sends requests to."""
-
-
-def new_key() -> str:
-    """Return an idempotency key for a client that sent none."""
-    return secrets.token_hex(16)
 
 
 def submit(

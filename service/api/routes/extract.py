@@ -1,5 +1,6 @@
 """POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +18,7 @@ from service.api.problems import problem_responses
 from service.api.routes.resources import BudgetOf, CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
 from service.control.budget import Taken, Turn
 from service.control.request_body import CheckedRequest, read_apart, read_request, read_weighed
-from service.control.submit import check_fits, new_key, submit
+from service.control.submit import check_fits, submit
 
 Read = TypeVar("Read")
 
@@ -121,7 +122,7 @@ async def extract(
 ) -> JobSummary:
     """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
     asks.check_priority(options.priority)
-    key = idempotency_key or new_key()
+    key = idempotency_key or secrets.token_hex(16)
     arguments = body, key, store, settings, options.priority, asks.owner, budget.checking(asks.owner)
     async with budget.turn(asks.owner, Turn.SUBMISSION):
         row = await to_thread.run_sync(submit, *arguments, limiter=request.app.state.submit_threads)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from secrets import token_hex
 from threading import Thread
 from typing import Any
 
@@ -13,7 +14,6 @@ from schemas.job import JobState
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.client import ProblemReceived, Quarry, clients
-from service.control.submit import new_key
 from service.store import NewJob, Store, jobs, plans
 from tests.support.api import (
     UNKNOWN,
@@ -54,7 +54,7 @@ def job(service: tuple[str, Store, dict[str, Any]]) -> Iterator[str]:
     for row in store.read(jobs.page)[0]:
         if row.state is JobState.QUEUED:
             store.write(jobs.cancel, row.id)
-    key = new_key()
+    key = token_hex()
     job_id = job_id_from_content(key)
     store.write(jobs.submit, NewJob.of(job_id, key, ExtractRequest.model_validate(body)))
     return job_id
@@ -87,7 +87,7 @@ def test_names_in_jobs_and_rejects_are_shown(
     store.write(plans.finish, plan, [reject(0).model_copy(update={"source_id": HOSTILE, "detail": HOSTILE})])
     assert_shown(jobs_verb("rejects", job).out)
     assert jobs_verb("rejects", job, "--json").out.isascii()
-    key = new_key()
+    key = token_hex()
     named = ExtractRequest.model_validate(body | {"model": f"/{HOSTILE}"})
     store.write(jobs.submit, NewJob.of(job_id_from_content(key), key, named))
     assert_shown(jobs_verb("list", "--limit", "1").out)
