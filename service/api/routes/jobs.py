@@ -43,11 +43,9 @@ OneRange = Annotated[
 
 
 ANY = problem_responses(401, 403, 429)
-reading = APIRouter(
-    prefix="/jobs", tags=["jobs"], dependencies=[Security(caller, scopes=[Scope.JOBS_READ])], responses=ANY
-)
-changing = APIRouter(
-    prefix="/jobs", tags=["jobs"], dependencies=[Security(caller, scopes=[Scope.JOBS_WRITE])], responses=ANY
+reading, changing = (
+    APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Security(caller, scopes=[scope])], responses=ANY)
+    for scope in (Scope.JOBS_READ, Scope.JOBS_WRITE)
 )
 
 
