@@ -37,7 +37,7 @@ from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_plan import packed
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, spools
+from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, runs, spools
 from service.work.keeper import Keeper, Kept
 from service.work.runner import run_next
 
@@ -139,18 +139,18 @@ def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: 
             write_hashes(path, (), str(lease.epoch))
         return None if lease.spool is None else path
     recipe = identity.recipe_sha256()
-    runs = store.read(captured_samples.earlier, lease.schedule, lease.job_id, recipe)
-    if runs is None:
+    earlier = store.read(captured_samples.earlier, lease.schedule, lease.job_id, recipe)
+    if earlier is None:
         detail = "the schedule was deleted before the job was planned, and with it which samples are new"
         raise SourceRefused(detail, field="source", cure="submit the request, which then takes all samples")
-    if runs.identity is not None and runs.identity.recipe_sha256() != recipe:
-        changed = [name for name in runs.identity.differences(identity) if name != "source_fingerprint"]
-        detail = f"{', '.join(changed)} changed since job {runs.last}"
-        if runs.rules.changed_recipe is ChangedRecipe.REFUSE:
+    if earlier.identity is not None and earlier.identity.recipe_sha256() != recipe:
+        changed = [name for name in earlier.identity.differences(identity) if name != "source_fingerprint"]
+        detail = f"{', '.join(changed)} changed since job {earlier.last}"
+        if earlier.rules.changed_recipe is ChangedRecipe.REFUSE:
             cure = "restore it before the next run, or change changed_recipe to begin_anew and resume"
             raise RecipeChanged(detail, field="changed_recipe", cure=cure)
-        store.write(captured_samples.note, lease.job_id, f"begun anew: {detail}")
-    parts = (store.read(captured_samples.hashes, lease.schedule, recipe, job_id) for job_id in runs.jobs)
+        store.write(runs.note, lease.job_id, f"begun anew: {detail}")
+    parts = (store.read(captured_samples.hashes, lease.schedule, recipe, job_id) for job_id in earlier.jobs)
     write_hashes(path, parts, str(lease.epoch))
     return path
 

@@ -7,11 +7,11 @@ statement here locks a schedule, and no foreign key does.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import and_, delete, exists, func, select, update
+from sqlalchemy import and_, delete, exists, func, select
 
 from schemas.identity import Identity
 from schemas.job import STOPPED_JOB_STATES
-from schemas.schedule import ScheduleRules
+from schemas.schedule import RunOutcome, ScheduleRules
 from service.store import jobs, runs, storing, totals
 from service.store.database import Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
@@ -85,11 +85,6 @@ def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
         tx.connection.execute(new.on_conflict_do_nothing())
 
 
-def note(tx: Transaction, job_id: str, detail: str) -> None:
-    """Write a remark beside a job in the list of its schedule's runs."""
-    tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(detail=detail))
-
-
 def lock_stopped(tx: Transaction, schedule: int) -> list[LockedJob]:
     """Lock the schedule's jobs that failed or were cancelled after they had written something."""
     has_shards = exists().where(SHARD.c.job_id == JOB.c.id)
@@ -109,10 +104,10 @@ def publish(tx: Transaction, schedule: int, stopped: Sequence[LockedJob]) -> Non
     lost = CAPTURED_SAMPLES.c.job_id.in_(of_jobs), ~exists().where(*of_unit)
     tx.connection.execute(delete(CAPTURED_SAMPLES).where(CAPTURED_SAMPLES.c.schedule == schedule, *lost))
     for job in stopped:
-        jobs.queue_again(tx, job if job.progress.is_captured else _without_rest(tx, schedule, job))
+        jobs.queue_again(tx, job if job.progress.is_captured else _without_rest(tx, job))
 
 
-def _without_rest(tx: Transaction, schedule: int, job: LockedJob) -> LockedJob:
+def _without_rest(tx: Transaction, job: LockedJob) -> LockedJob:
     """Drop what is not planned and not captured of a stopped job; return it as it is then."""
     work = TASK.c.kind.in_((TaskKind.PLAN, TaskKind.CAPTURE))
     undone = and_(TASK.c.job_id == job.id, work, TASK.c.state != TaskState.DONE)
@@ -134,5 +129,5 @@ def _without_rest(tx: Transaction, schedule: int, job: LockedJob) -> LockedJob:
     job = replace(job, progress=left.model_copy(update={"plan_done": True}))
     job = record(tx, job, "progress", detail)
     storing.end_when_captured(tx, job)
-    runs.cut_short(tx, schedule, job.id, detail)
+    runs.note(tx, job.id, detail, RunOutcome.CUT_SHORT)
     return job

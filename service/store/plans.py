@@ -8,7 +8,7 @@ from sqlalchemy import insert, select, update
 from schemas.identity import Identity
 from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
-from service.store import captured_samples, keys, storing, tasks
+from service.store import keys, runs, storing, tasks
 from service.store.database import Store, Transaction
 from service.store.tables import JOB, REJECT, TASK, UNIT, UNIT_PLAN
 from service.store.task_choice import Choice
@@ -123,7 +123,7 @@ def finish(
             "the source holds no samples", field="source", cure="name a source with at least one row"
         )
     if not progress.units_planned and progress.wrote_nothing_new:
-        captured_samples.note(tx, job.id, "no new samples")
+        runs.note(tx, job.id, "no new samples")
     add_rejects(tx, job.id, None, rejects)
     is_done = is_last or progress.units_planned == lease.first_unit
     progress = progress.model_copy(update={"plan_done": is_done})

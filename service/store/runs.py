@@ -33,9 +33,9 @@ def record(
     _forget_old(tx, schedule)
 
 
-def cut_short(tx: Transaction, schedule: int, job_id: str, detail: str) -> None:
-    """Note that a job was ended before it had taken all of its samples. The schedule is locked."""
-    values = {"outcome": RunOutcome.CUT_SHORT, "detail": detail}
+def note(tx: Transaction, job_id: str, detail: str, outcome: RunOutcome | None = None) -> None:
+    """Write a remark beside a job in the list of its schedule's runs, and another outcome if one is given."""
+    values = {"detail": detail} | ({} if outcome is None else {"outcome": outcome})
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(values))
 
 

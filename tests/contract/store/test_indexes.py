@@ -34,7 +34,7 @@ QUESTIONS: dict[str, tuple[Callable[[Store], object], str]] = {
     "the next dataset": (lambda store: publishing.lease(store, "anybody", 60.0), OF_JOB),
     "a repository's publisher": (lambda store: publishing.lease(store, "anybody", 60.0), "task_by_subject ("),
     "a job's run": (
-        lambda store: store.write(captured_samples.note, JOB, "a remark"),
+        lambda store: store.write(runs.note, JOB, "a remark"),
         "run_by_job (job_id=?)",
     ),
     "a schedule's first recipe": (
