@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -85,14 +86,8 @@ def run_webhooks(
         elif end.error is not None:
             store.write(webhooks.undelivered, lease, end.error.problem(), end.error.wait_s)
 
-    return run_next(
-        store,
-        keeper,
-        take=lambda: webhooks.lease(store, owner, settings.lease_s),
-        work=work,
-        stopped=stopped,
-        max_attempts=1,
-    )
+    take = partial(webhooks.lease, store, owner, settings.lease_s)
+    return run_next(store, keeper, take, work, stopped, max_attempts=1)
 
 
 def _delivered(lease: WebhookLease, settings: Settings) -> int:
