@@ -43,10 +43,8 @@ def unreadable(response: httpx2.Response, error: ValidationError) -> ProblemRece
 
 def not_quarrys(response: httpx2.Response, what: str) -> ProblemReceived:
     """Return the problem of an answer that no Quarry of this version gives."""
-    title, cure = (
-        "The answer is not from Quarry",
-        "check --server; if that service is newer, update this client",
-    )
+    title = "The answer is not from Quarry"
+    cure = "check --server; if that service is newer, update this client"
     status = response.status_code if response.is_error else 502
     detail = f"{response.request.url} answered {what}"
     return ProblemReceived(Problem(type=UNEXPECTED, title=title, status=status, detail=detail, cure=cure))

@@ -54,9 +54,8 @@ def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
     Raises IdempotencyConflict where it names a job with another request, or one that was deleted.
     """
     of_key = select(SUBMISSION.c.job_id, SUBMISSION.c.deleted_at, JOB).where(_of_key(made))
-    row = (
-        tx.connection.execute(of_key.outerjoin(JOB, JOB.c.id == SUBMISSION.c.job_id)).mappings().one_or_none()
-    )
+    with_job = of_key.outerjoin(JOB, JOB.c.id == SUBMISSION.c.job_id)
+    row = tx.connection.execute(with_job).mappings().one_or_none()
     if row is None or (row["deleted_at"] is not None and row["deleted_at"] <= tx.now - TOMBSTONE):
         return None
     cure = "send the request under a new key"
