@@ -22,6 +22,9 @@ from service.store.tables import FINAL_NORM, JOB, REJECT, SHARD, TOKEN_COUNTS, U
 from service.store.transitions import LockedJob
 from service.store.values import HOME, UnitCommit, UnitFiles, UnitLease
 
+SAME = ("provenance", "num_tokens", "supervised_tokens", "checks")
+"""Columns of a commit that hold what a `UnitCommit` calls so."""
+
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     """Make a unit done, with its shards, index, rejects and samples' hashes, or change nothing.
@@ -46,13 +49,10 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         epoch=task.epoch,
         host=lease.host,
         is_stored=job.is_pushed and not made.shards,
-        provenance=made.provenance,
         index_file=made.index,
-        num_tokens=made.num_tokens,
-        supervised_tokens=made.supervised_tokens,
-        checks=made.checks,
         num_bytes=sum(entry.bytes for entry in made.shards),
         committed_at=tx.now,
+        **{name: getattr(made, name) for name in SAME},
     )
     tx.connection.execute(new)
     of_unit = (UNIT_PLAN.c.job_id == job.id) & (UNIT_PLAN.c.unit == task.item)
@@ -98,15 +98,10 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     return [
         UnitCommit(
             attempt_id=AttemptId(job_id=job_id, unit=row["unit"], epoch=row["epoch"]),
-            provenance=row["provenance"],
             shards=tuple(shards_of[row["unit"]]),
             index=row["index_file"],
             rejects=tuple(rejects_of[row["unit"]]),
-            num_tokens=row["num_tokens"],
-            supervised_tokens=row["supervised_tokens"],
-            checks=row["checks"],
-            is_stored=row["is_stored"],
-            host=row["host"],
+            **{name: row[name] for name in (*SAME, "is_stored", "host")},
         )
         for row in tx.connection.execute(query).mappings()
     ]

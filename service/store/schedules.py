@@ -335,15 +335,12 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
         state = ScheduleState.ACTIVE if next_slots or row["next_slot"] else ScheduleState.ENDED
     return ScheduleView(
         **rules.model_dump(),
-        name=row["name"],
-        owner=row["owner"],
+        **{name: row[name] for name in ("name", "owner", "waiting_slot", "created_at")},
         state=state,
         next_slots=next_slots,
-        waiting_slot=row["waiting_slot"],
         last_run=last_run,
         last_good_at=runs.last_good_at(tx, number),
         failing=last_run is not None and _has_failed(last_run),
-        created_at=row["created_at"],
     )
 
 
