@@ -1,5 +1,6 @@
 """Planning: one planner a job fixes its identity and adds its units, each with the rejects beside it."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -70,7 +71,7 @@ def add_unit(
     """
     job, task = tasks.held(tx, lease)
     job.known_identity  # noqa: B018 - raises
-    place, plan_sha256 = {"job_id": job.id, "unit": unit.unit}, unit.plan_sha256
+    place, plan_sha256 = {"job_id": job.id, "unit": unit.unit}, hashlib.sha256(unit.plan).hexdigest()
     query = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job.id, UNIT.c.unit == unit.unit)
     stored = tx.connection.scalar(query)
     if stored == plan_sha256:

@@ -185,11 +185,6 @@ class PlannedUnit:
     num_tokens: int
     plan: bytes = field(repr=False)
 
-    @property
-    def plan_sha256(self) -> str:
-        """The hex sha256 of `plan`."""
-        return hashlib.sha256(self.plan).hexdigest()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitLease(Lease):

@@ -1,6 +1,7 @@
 """Units: one owner an epoch, fair leases, and what an attempt's end does to the unit and to its job."""
 
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 from sqlalchemy import delete
@@ -41,7 +42,7 @@ def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
     assert lease.attempt_id == AttemptId(job_id=job_id(1), unit=0, epoch=1)
     assert (lease.owner, lease.identity) == (OWNER, IDENTITY)
     assert (lease.num_samples, lease.num_tokens, lease.attempts) == (2, 10, 1)
-    assert (lease.plan, lease.plan_sha256) == (planned(0).plan, planned(0).plan_sha256)
+    assert (lease.plan, lease.plan_sha256) == (planned(0).plan, sha256(planned(0).plan).hexdigest())
     assert only(store) == UnitRow(0, TaskState.LEASED, 1, 1, 2, 10, None)
 
 
