@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from importlib.metadata import version
 
 from anyio import CapacityLimiter
@@ -32,16 +32,13 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-        store = Store(settings.database())
-        try:
+        with closing(Store(settings.database())) as store:
             await run_in_threadpool(store.write, migration.migrate)
             app.state.store = store
             app.state.feed = EventFeed(store, lambda: app.state.stopping())
             metrics = JobMetrics(store, settings.data_dir, lambda: app.state.workers_lost())
             app.state.registry.register(metrics)
             yield
-        finally:
-            store.close()
 
     app = FastAPI(
         title="Quarry",

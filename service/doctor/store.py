@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
@@ -22,8 +23,7 @@ def database(settings: Settings) -> Iterator[Finding]:
     if (missing := missing_file(url)) is not None:
         yield Finding("database", Verdict.GOOD, f"{missing} is not there: 'quarry serve' will make it")
         return
-    store = Store(url, read_only=True)
-    try:
+    with closing(Store(url, read_only=True)) as store:
         with store.reading() as tx:
             asked = datetime.now(UTC)
             now, answered = tx.now, datetime.now(UTC)
@@ -34,8 +34,6 @@ def database(settings: Settings) -> Iterator[Finding]:
                 yield Finding("database", Verdict.GOOD, "answers, with the tables of this version")
                 yield _workers(hosts.views(tx))
         yield _clock(max(asked - now, now - answered, timedelta()))
-    finally:
-        store.close()
 
 
 def _clock(skew: timedelta) -> Finding:
