@@ -24,6 +24,8 @@ from service.store.values import HOME, UnitCommit, UnitFiles, UnitLease
 
 SAME = ("provenance", "num_tokens", "supervised_tokens", "checks")
 """Columns of a commit that hold what a `UnitCommit` calls so."""
+OF_FILES = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
+"""What `_files_of` reads of one."""
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
@@ -43,9 +45,9 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     _check_account(lease, made)
     keys.check_bytes(tx, job.owner)
     _keep_final_norm(tx, job, made.final_norm)
+    place = {"job_id": job.id, "unit": task.item}
     new = insert(UNIT_COMMIT).values(
-        job_id=job.id,
-        unit=task.item,
+        **place,
         epoch=task.epoch,
         host=lease.host,
         is_stored=job.is_pushed and not made.shards,
@@ -61,11 +63,9 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     elif made.plan:
         written = {"content": made.plan, "sha256": hashlib.sha256(made.plan).hexdigest(), "is_answered": True}
         tx.connection.execute(update(UNIT_PLAN).where(of_unit).values(written))
-    counts = insert(TOKEN_COUNTS).values(job_id=job.id, unit=task.item, content=made.token_counts)
-    tx.connection.execute(counts)
+    tx.connection.execute(insert(TOKEN_COUNTS).values(**place, content=made.token_counts))
     if made.shards:
-        whose = {"job_id": job.id, "unit": task.item}
-        rows = [whose | {"path": entry.path, "entry": entry} for entry in made.shards]
+        rows = [place | {"path": entry.path, "entry": entry} for entry in made.shards]
         tx.connection.execute(insert(SHARD), rows)
     new_here = (UNIT.c.job_id == job.id) & (UNIT.c.unit == task.item) & UNIT.c.place.is_(None)
     # Every commit is an event.
@@ -111,16 +111,14 @@ def of_attempt(tx: Transaction, attempt_id: AttemptId) -> UnitFiles | None:
     """Return what an attempt at the data folder committed, while it is not stored elsewhere."""
     job_id, of_unit = attempt_id.job_id, UNIT_COMMIT.c.unit == attempt_id.unit
     mine = and_(UNIT_COMMIT.c.job_id == job_id, of_unit, UNIT_COMMIT.c.epoch == attempt_id.epoch)
-    columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
-    here = select(*columns).where(mine, UNIT_COMMIT.c.host == HOME, ~UNIT_COMMIT.c.is_stored)
+    here = select(*OF_FILES).where(mine, UNIT_COMMIT.c.host == HOME, ~UNIT_COMMIT.c.is_stored)
     return next(iter(_files_of(tx, job_id, tx.connection.execute(here).all())), None)
 
 
 def waiting(tx: Transaction, job_id: str, host: int, max_files: int) -> list[UnitFiles]:
     """Return the lowest units of a host that are committed and not stored: one, then up to `max_files`."""
     mine = and_(UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored)
-    columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
-    lowest = select(*columns).where(mine).order_by(UNIT_COMMIT.c.unit).limit(max_files)
+    lowest = select(*OF_FILES).where(mine).order_by(UNIT_COMMIT.c.unit).limit(max_files)
     units: list[UnitFiles] = []
     num_files = 0
     for unit in _files_of(tx, job_id, tx.connection.execute(lowest).all()):
