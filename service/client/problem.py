@@ -1,5 +1,7 @@
 """What a service answers when it refuses, and what is said where it does not answer at all."""
 
+from contextlib import suppress
+
 import httpx2
 from pydantic import ValidationError
 
@@ -28,10 +30,8 @@ def unreachable(server: str, error: Exception) -> ProblemReceived:
 def refused(response: httpx2.Response) -> ProblemReceived:
     """Return the problem in `response`, or one that says what else it was: a proxy may have answered."""
     if response.headers.get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
-        try:
+        with suppress(ValidationError):  # said below
             return ProblemReceived(Problem.answered(response.content))
-        except ValidationError:
-            pass  # said below
     return not_quarrys(response, f"{response.status_code} {response.reason_phrase}")
 
 
