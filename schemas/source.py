@@ -18,6 +18,8 @@ MAX_MESSAGES = 10_000
 MAX_TEXT_CHARS = 16_777_216
 MAX_LABELS = 32
 MAX_JSON_VALUES = 100_000
+MAX_JSON_DEPTH = 64
+"""Pydantic writes 255 levels as JSON, and Python's interpreter recurses a thousand."""
 MAX_TOKEN_ID = 2**31 - 1
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
@@ -35,15 +37,16 @@ def _json(value: dict[str, Any]) -> dict[str, Any]:
     Pydantic's `JsonValue` copies the value at each use, and takes ten times as long for it. The encoder lets
     no other thread run meanwhile, so that what it gets is bounded.
     """
-    waiting: list[Any] = [value]
-    count = 0
-    while waiting:
-        held = waiting.pop()
-        values = held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
-        count += len(values)
+    level: list[Any] = [value]
+    count = depth = 0
+    while level:
+        inside = [held.values() if isinstance(held, dict) else held for held in level]
+        count, depth = count + sum(map(len, inside)), depth + 1
         if count > MAX_JSON_VALUES:
             raise ValueError(f"more than {MAX_JSON_VALUES} values")
-        waiting += values
+        if depth > MAX_JSON_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} objects and lists")
+        level = [held for values in inside for held in values if isinstance(held, dict | list)]
     try:
         json.dumps(value, allow_nan=False, sort_keys=True)
     except TypeError as error:

@@ -49,22 +49,20 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
     """Work until SIGTERM or SIGINT, then drain; with `only_job`, until that job has ended.
 
     With `until_idle`, until no job of the database is queued or worked on that this worker may capture.
-    Return the exit status.
+    Return the exit status; 128 + n if signal n came before that.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
     with served(settings), _imported_beside(settings), process_keeper(settings) as keeper:
         crew = _crew(store, settings, keeper)
         try:
-            state, rests = asyncio.run(_main(store, settings, keeper, crew, only_job, until_idle))
+            code = asyncio.run(_main(store, settings, keeper, crew, only_job, until_idle))
         finally:
             # A thread that still waits for the Hub ends with this process, which is no death.
             for beside in crew:
                 beside.release()
     store.close()
-    if until_idle and rests:
-        return EXIT_RESTS
-    return EXIT_OK if only_job is None or state is JobState.COMPLETED else EXIT_JOB_NOT_COMPLETE
+    return code
 
 
 def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
@@ -117,18 +115,18 @@ async def _main(
     crew: Sequence[TaskLoop],
     only_job: str | None,
     until_idle: bool,
-) -> tuple[JobState | None, bool]:
-    """Return the state in which the one job was left, if there is one, and whether the worker rests."""
+) -> int:
+    """Return the exit status."""
     owner = owner_name("capture")
     capture = Capture(store, settings, owner, keeper, only_job=only_job)
-    loop, is_told = asyncio.get_running_loop(), threading.Event()
+    loop, told = asyncio.get_running_loop(), list[int]()
 
-    def end() -> None:
+    def end(number: int) -> None:
         capture.stop.set()
-        is_told.set()
+        told.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(ORPHANED, capture.stop_at_once)
     await asyncio.to_thread(migrate, store, capture.stop.is_set)
     if not capture.stop.is_set():
@@ -154,8 +152,12 @@ async def _main(
             await asyncio.wait({minder})
     if not minder.cancelled():
         minder.result()
-        await asyncio.to_thread(_last_turn, store, settings, keeper, is_told.is_set)
-    return state, capture.rested
+        await asyncio.to_thread(_last_turn, store, settings, keeper, lambda: bool(told))
+    if until_idle and capture.rested:
+        return EXIT_RESTS
+    if until_idle and told and minder.cancelled():
+        return 128 + told[0]
+    return EXIT_OK if only_job is None or state is JobState.COMPLETED else EXIT_JOB_NOT_COMPLETE
 
 
 async def _mind(crew: Sequence[TaskLoop], is_idle: Callable[[], bool] | None = None) -> None:

@@ -104,9 +104,17 @@ def _supervise(settings: Settings, placed: list[Placement], only_job: str | None
     node = NodeSupervisor(
         settings, placed, *arguments, last_codes=WORK_DONE_CODES if arguments else frozenset()
     )
+    told: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        told.append(number)
+        node.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: node.stop())
+        signal.signal(number, end)
     node.start()
     node.join()
     # What one could not do, another may have done. A signal ends those that still start: they had nothing.
-    return EXIT_WORKER_LOST if node.gave_up else min((code for code in node.codes if code >= 0), default=0)
+    cut_short = 128 + told[0] if told and until_idle else 0
+    codes = (code for code in node.codes if code >= 0)
+    return EXIT_WORKER_LOST if node.gave_up else min(codes, default=cut_short)

@@ -28,6 +28,7 @@ from service.plan.rendering import (
     RenderTooLong,
     Tools,
 )
+from service.plan.sources.conversations import THOUGHTS
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 from service.plan.target import Target
 from service.plan.tokenizer import Encoding, TextTokenizer
@@ -91,7 +92,9 @@ class SampleTokenizer:
                 return _all_supervised(ids)
             return Tokenized(ids, np.asarray(sample.loss_mask, dtype=np.uint8))
         if sample.text is not None:
-            return _all_supervised(self.texts.encode(sample.text, special=True).ids)
+            if not sample.text:
+                raise RejectedError(RejectReason.EMPTY, "the text is empty")
+            return _all_supervised(self.texts.prompt_ids(sample.text))
         chat = self._chat(sample, entry)
         if self._request.generate is not None:
             asked = chat.messages[:-1] if chat.messages[-1]["role"] == "assistant" else chat.messages
@@ -291,6 +294,8 @@ def _template_digest(template: str | Mapping[str, str] | None) -> str | None:
 def _for_template(message: Message) -> dict[str, Any]:
     """Return what a template sees, as when served: always `content`, and call arguments as an object."""
     seen = {"content": "", **message.for_template()}
+    if message.reasoning_content:
+        seen |= dict.fromkeys(THOUGHTS, message.reasoning_content)
     for call in seen.get("tool_calls", ()):
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):

@@ -88,6 +88,15 @@ class TextTokenizer:
         """Return the token ids `[T]` of text that a template made. Raises UnicodeEncodeError."""
         return self.encode(text).ids
 
+    def prompt_ids(self, text: str) -> npt.NDArray[np.int64]:
+        """Return the token ids `[T]` of a whole text, which begins with one begin token, if with any.
+
+        Text that a template made often begins with that token already. Raises UnicodeEncodeError.
+        """
+        ids, begin = self.encode(text, special=True).ids, self.of_library.bos_token_id
+        is_doubled = begin is not None and ids[:2].tolist() == [begin, begin]
+        return ids[1:] if is_doubled and not text.startswith(2 * self.of_library.bos_token) else ids
+
     def decode(self, token_ids: Sequence[int], *, skip_marks: bool = True) -> str:
         """Return the text of an answer, as a server gives it: without special tokens."""
         text: str = self.of_library.decode(token_ids, skip_special_tokens=skip_marks)

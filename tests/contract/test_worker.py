@@ -99,6 +99,26 @@ def test_a_worker_until_idle_ends_when_every_job_rests(tmp_path):
     shop.store.close()
 
 
+def test_a_worker_until_idle_that_is_stopped_before_says_by_which_signal(tmp_path, monkeypatch):
+    """A batch system runs it again: 1. A slow job is captured. 2. SIGTERM. 3. Units of it are left."""
+    monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.2")
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model, unit_max_samples=1, drain_s=0.1)
+    samples = [{"text": f"row {number}"} for number in range(50)]
+    job = shop.submit(a_job_request(model, samples, loss="all", layers=[2], canary="skip"), "slow")
+
+    def stop_it():
+        asyncio.run(until(lambda: shop.store.read(jobs.job, job).progress.units_done > 0))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as beside:
+        stopping = beside.submit(stop_it)
+        assert run_worker(shop.settings, until_idle=True) == 128 + signal.SIGTERM
+        stopping.result()
+    assert shop.store.read(jobs.state, job) is JobState.RUNNING
+    shop.store.close()
+
+
 def test_a_worker_makes_the_job_of_a_slot_and_runs_it(tmp_path):
     """1. A slot's time has come. 2. A worker that ends when nothing is left has run its job by then."""
     model = target(tmp_path)

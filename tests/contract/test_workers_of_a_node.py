@@ -92,8 +92,11 @@ def test_a_number_of_workers_that_cannot_be_is_a_usage_error(tmp_path: Path) -> 
     assert (done.returncode, "'many' is no number of workers" in done.stderr) == (2, True), done.stderr
 
 
-def test_a_signal_while_the_workers_start_is_an_end_in_order(tmp_path: Path) -> None:
-    command = [*QUARRY, "worker", "--data-dir", str(tmp_path / "data"), "--workers", "2"]
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("--until-idle",), 143)])
+def test_a_signal_while_the_workers_start_is_an_end_in_order(
+    tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    command = [*QUARRY, "worker", "--data-dir", str(tmp_path / "data"), "--workers", "2", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "QUARRY_ENGINE": FAKE_ENGINE}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as node:
         assert node.stderr is not None
@@ -101,7 +104,7 @@ def test_a_signal_while_the_workers_start_is_an_end_in_order(tmp_path: Path) -> 
         assert sum(next(lines).rstrip().endswith("started") for _ in range(2)) == 2
         node.send_signal(signal.SIGTERM)
         node.stderr.read()
-        assert node.wait(120) == 0
+        assert node.wait(120) == code
 
 
 BEFORE_UVICORN = """

@@ -21,6 +21,7 @@ from schemas.generate import Generate
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.rendering import Conversation, Messages, RenderFailed, Tools
 from service.plan.samples import SampleTokenizer
+from service.plan.sources.conversations import THOUGHTS
 from service.plan.sources.rows import RejectedError, RejectReason
 from service.plan.tokenizer import TextTokenizer
 
@@ -121,7 +122,7 @@ class Turns:
             raise RejectedError(RejectReason.BROKEN_TOOL_CALL, detail) from error
         message: dict[str, Any] = {"role": "assistant", "content": content or ""}
         if reasoning:
-            message["reasoning_content"] = message["thinking"] = reasoning  # as gpt-oss calls it
+            message |= dict.fromkeys(THOUGHTS, reasoning)
         calls, fault = _calls(called or (), tools)
         if calls:
             message["tool_calls"] = calls

@@ -1,8 +1,8 @@
 """A row of somebody's dataset -> one `Sample`, or a named reject. Pure.
 
 Columns are taken in this order where a row has several: `messages` (OpenAI), `conversations` (ShareGPT),
-`token_ids` or `input_ids` (with `loss_mask`), `text`, `prompt`. Other columns, and keys of a message that
-mean nothing here, are ignored.
+`token_ids` or `input_ids` (with `loss_mask`), `text`, `prompt`. Other columns and keys of a message are
+ignored, but for those that say what is supervised or what was answered: such a row is rejected.
 """
 
 import json
@@ -17,7 +17,7 @@ from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
 COLUMNS = (
     *("id", "messages", "conversations", "system", "tools"),
-    *("token_ids", "input_ids", "loss_mask", "text", "prompt", "labels"),
+    *("token_ids", "input_ids", "loss_mask", "text", "prompt", "labels", "assistant_masks", "completion"),
 )
 """Every column that is used; readers of columnar files read no other."""
 
@@ -34,6 +34,8 @@ SPEAKERS = ROLES | {
     FUNCTION_CALL: "assistant",
 }
 """ShareGPT's names of the roles."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What servers and templates call an answer's reasoning."""
 NAME: TypeAdapter[str | None] = TypeAdapter(Name | None)
 
 
@@ -61,8 +63,15 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
     elif row.get("conversations") is not None:
         messages = _sharegpt_messages(row)
     elif (ids := _first(row, "token_ids", "input_ids")) is not None:
+        masks = isinstance(row.get("labels"), list) or row.get("assistant_masks") is not None
+        if masks and row.get("loss_mask") is None:
+            detail = "'labels' and 'assistant_masks' are not read: give 'loss_mask', a 0 or 1 for each token"
+            raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
         return {"token_ids": ids, "loss_mask": row.get("loss_mask")}
     elif (text := _first(row, "text", "prompt")) is not None:
+        if row.get("text") is None and row.get("completion") is not None:
+            detail = "'completion' is not read: give 'messages', of which the last is the assistant's"
+            raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
         return {"text": _text(text)}
     else:
         needed = "'messages', 'conversations', 'token_ids', 'input_ids', 'text' or 'prompt'"
@@ -120,6 +129,13 @@ def _openai_message(turn: Mapping[str, Any]) -> dict[str, Any]:
     _role(turn.get("role"), ROLES, "messages: role")
     # Columnar files fill absent keys with null, and an empty list of calls is no call.
     kept = {key: turn[key] for key in Message.model_fields if turn.get(key) is not None and turn[key] != []}
+    if turn.get(FUNCTION_CALL) is not None:
+        raise RejectedError(RejectReason.BAD_TOOL_CALL, "messages: give 'tool_calls' for 'function_call'")
+    if turn["role"] == "assistant" and turn.get("weight", 1) in (0, False):
+        detail = "messages: 'weight' is not read: leave the turn out, or give 'token_ids' and a 'loss_mask'"
+        raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
+    if (thought := _first(turn, *THOUGHTS)) is not None:
+        kept[THOUGHTS[0]] = thought
     if "content" in kept:
         kept["content"] = _text(kept["content"])
     return kept

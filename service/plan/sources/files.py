@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from schemas.dataset.seal import sha256_of
 from schemas.source import FileSource, Sample
 from service.errors import SourceRefused
+from service.plan.sources.columnar import read_columns
 from service.plan.sources.conversations import COLUMNS, read_row
 from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 
@@ -278,7 +279,7 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
             except (ValueError, OverflowError):
                 yield from _row_by_row(batch, labels)
             else:
-                yield from (read_row(row, labels) for row in rows)
+                yield from (read_columns(row, batch.schema, labels) for row in rows)
 
 
 def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[_Read]:
@@ -292,4 +293,4 @@ def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[_Read]
         except (ValueError, OverflowError) as error:
             yield None, RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
         else:
-            yield read_row(row, labels)
+            yield read_columns(row, batch.schema, labels)

@@ -17,7 +17,8 @@ import pyarrow as pa
 from schemas.source import HubSource
 from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
-from service.plan.sources.conversations import COLUMNS, read_row
+from service.plan.sources.columnar import read_columns
+from service.plan.sources.conversations import COLUMNS
 from service.plan.sources.rows import SourceRow
 from service.settings import Settings
 
@@ -80,11 +81,12 @@ class HubRows:
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows as they arrive; nothing is kept on disk."""
-        for position, row in enumerate(islice(self._stream(), self.source.limit)):
-            own_id, content = read_row(row, self.labels)
+        for position, (row, schema) in enumerate(islice(self._stream(), self.source.limit)):
+            own_id, content = read_columns(row, schema, self.labels)
             yield SourceRow(own_id or str(position), content)
 
-    def _stream(self) -> Iterator[Mapping[str, Any]]:
+    def _stream(self) -> Iterator[tuple[Mapping[str, Any], Any]]:
+        """Yield rows, and the Arrow schema that all have, or null where it is not known."""
         import datasets
         import yaml  # type: ignore[import-untyped]
         from datasets.exceptions import DatasetsError
@@ -114,7 +116,8 @@ class HubRows:
                 if stream.column_names is not None:
                     used = (*COLUMNS, *self.labels)
                     stream = stream.select_columns([name for name in stream.column_names if name in used])
-                yield from stream
+                schema = stream.features.arrow_schema if stream.features is not None else None
+                yield from ((row, schema) for row in stream)
             except (DatasetsError, yaml.YAMLError, *_BROKEN) as error:
                 fault = error if isinstance(error, DatasetsError) else repr(error)
                 detail = f"{_what(self.source)} cannot be read: {fault}"[:1000]

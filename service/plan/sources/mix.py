@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TypeVar
 
 from schemas.digest import canonical_sha256
 from service.errors import SourceRefused
 from service.plan.sources.rows import RowSource, SourceRow
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +25,15 @@ class MixedRows:
 
     def listed(self) -> "MixedRows":
         """Return the mix with the files of every part found. Raises SourceRefused."""
-        parts = []
-        for number, part in enumerate(self.parts):
-            with refusing_part(number):
-                parts.append(part.listed())
-        return replace(self, parts=tuple(parts))
+        return replace(self, parts=tuple(self._each(lambda part: part.listed())))
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 over the parts' fingerprints and the weights."""
-        return f"mix:{canonical_sha256([[part.fingerprint(watch) for part in self.parts], self.weights])}"
+        return f"mix:{canonical_sha256([self._each(lambda part: part.fingerprint(watch)), self.weights])}"
 
     def check_unchanged(self) -> None:
         """Check each part."""
-        for part in self.parts:
-            part.check_unchanged()
+        self._each(lambda part: part.check_unchanged())
 
     def frozen(self) -> object:
         """Return what fixes each part."""
@@ -45,6 +43,13 @@ class MixedRows:
         """Yield the rows."""
         numbered = [_numbered(number, part) for number, part in enumerate(self.parts)]
         return chain.from_iterable(numbered) if self.weights is None else interleaved(numbered, self.weights)
+
+    def _each(self, ask: Callable[[RowSource], Answer]) -> list[Answer]:
+        answers = []
+        for number, part in enumerate(self.parts):
+            with refusing_part(number):
+                answers.append(ask(part))
+        return answers
 
 
 @contextmanager
@@ -76,5 +81,6 @@ def interleaved(parts: list[Iterator[SourceRow]], weights: tuple[float, ...]) ->
 
 
 def _numbered(number: int, part: RowSource) -> Iterator[SourceRow]:
-    for row in part.rows():
-        yield replace(row, source_id=f"{number}/{row.source_id}")
+    with refusing_part(number):
+        for row in part.rows():
+            yield replace(row, source_id=f"{number}/{row.source_id}")

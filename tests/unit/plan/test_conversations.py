@@ -19,6 +19,13 @@ def turns(sample: Sample | RowReject) -> list[dict[str, Any]]:
 ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 SYSTEM = {"role": "system", "content": "be brief"}
 PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
 
@@ -72,6 +79,12 @@ def test_reasoning_tool_calls_and_tools_are_kept(tools: Any) -> None:
     assert isinstance(content, Sample) and content.tools == tuple(TOOLS)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_read_by_each_of_its_names(name: str) -> None:
+    (turn,) = turns(read_row({"messages": [{"role": "assistant", "content": "4", name: "hm"}]})[1])
+    assert turn == {"role": "assistant", "content": "4", "reasoning_content": "hm"}
+
+
 def test_sharegpt_conversations_are_read_with_their_roles() -> None:
     said = [("system", "s"), ("human", "h"), ("gpt", "g"), ("user", "u"), ("function_call", '{"name": "f"}')]
     said += [("observation", "o"), ("tool", "t"), ("assistant", "a")]
@@ -112,6 +125,14 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
         ({"token_ids": [1, -2]}, RejectReason.INVALID_SAMPLE),
         ({"token_ids": [1, 2], "loss_mask": [1]}, RejectReason.INVALID_SAMPLE),
         ({"token_ids": [1, 2], "loss_mask": [1, 2]}, RejectReason.INVALID_SAMPLE),
+        ({"input_ids": [1, 2], "labels": [-100, 2]}, RejectReason.INVALID_SAMPLE),
+        ({"input_ids": [1, 2], "assistant_masks": [0, 1]}, RejectReason.INVALID_SAMPLE),
+        ({"prompt": "x", "completion": "y"}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER | {"weight": 0}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER | {"function_call": {"name": "f"}}]}, RejectReason.BAD_TOOL_CALL),
+        ({"messages": [ASK, ANSWER | {"thinking": 3}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER | {"tool_calls": [nested(65)]}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK], "tools": [nested(900)]}, RejectReason.INVALID_SAMPLE),
         ({"text": 3}, RejectReason.NOT_TEXT),
         ({"text": "x", "id": ["a"]}, RejectReason.INVALID_SAMPLE),
         ({"text": "x", "id": "a" * 1000}, RejectReason.INVALID_SAMPLE),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer
 
 from schemas.source import Sample
@@ -133,6 +134,22 @@ def test_plain_text_and_bare_token_ids_are_supervised_whole(tmp_path: Path) -> N
     for mask in (None, (0, 1, 0)):
         tokens = encoded(tokenizer, Sample(token_ids=(5, 6, 7), loss_mask=mask))
         assert (tokens.ids.tolist(), tokens.mask.tolist()) == ([5, 6, 7], list(mask or (1, 1, 1)))
+
+
+@pytest.mark.parametrize("text", ["<s>Hello.", "Hello.", "<s><s>Hello."])
+def test_a_text_begins_with_one_begin_token_unless_it_has_more(tmp_path: Path, text: str) -> None:
+    tokenizer = a_tokenizer(tmp_path)
+    library = tokenizer.texts.of_library
+    adds_it = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", library.bos_token_id)])
+    library.backend_tokenizer.post_processor = adds_it
+    _, whole = pieces(tokenizer, Sample(text=text))
+    assert whole == ("<s><s><s>Hello." if text.startswith("<s><s>") else "<s>Hello.")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_a_template_sees_reasoning_by_the_name_that_it_asks_for(tmp_path: Path, name: str) -> None:
+    template = templates.QWEN3.replace("reasoning_content", name)
+    assert "Let me see." in pieces(a_tokenizer(tmp_path, template), chat(*THOUGHT[:2]))[1]
 
 
 ANSWERS_REPEAT_THEIR_QUESTION = templates.CHATML.replace(

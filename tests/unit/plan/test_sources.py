@@ -122,6 +122,16 @@ def test_parquet_rows_are_read_without_their_other_columns(tmp_path: Path) -> No
     assert all(turns(row.content) == [ASK, ANSWER] for row in read)
 
 
+def test_a_fault_of_a_part_names_the_part(tmp_path: Path) -> None:
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    parts = [{"source": {"kind": "file", "path": jsonl(tmp_path / "a.jsonl", {"text": "x"}).name}}]
+    parts += [{"source": {"kind": "file", "path": "b.parquet"}}]
+    mix = SOURCE.validate_python({"kind": "mix", "sources": parts})
+    with pytest.raises(SourceRefused) as caught:
+        list(open_source(mix, Settings(source_roots=(tmp_path,))).listed().rows())
+    assert caught.value.field == "source.sources.1.source.path"
+
+
 def test_a_folder_is_read_in_name_order_and_other_files_are_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     (folder / "sub").mkdir(parents=True)

@@ -1,0 +1,54 @@
+"""Rows of columnar files as JSON lines would hold them.
+
+A struct column has every key that any row has, null where a row lacks it, at every depth; and `datasets`
+stores objects of varying shape as JSON text. A template would render both into the prompt.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.source import Sample
+from service.plan.sources.conversations import read_row
+from service.plan.sources.rows import RejectReason, RowReject
+
+_RENDERED = ("messages", "conversations", "tools")
+
+
+def read_columns(
+    row: Mapping[str, Any], schema: pa.Schema | None, labels: Sequence[str]
+) -> tuple[str | None, Sample | RowReject]:
+    """Return what `read_row` returns of a row whose columns have these types, if they are known."""
+    try:
+        objects = {
+            name: _plain(row[name], None if schema is None else schema.field(name).type)
+            for name in _RENDERED
+            if row.get(name) is not None
+        }
+    except (ValueError, RecursionError) as error:
+        return None, RowReject(RejectReason.INVALID_SAMPLE, f"a column of JSON cannot be read: {error}")
+    return read_row({**row, **objects}, labels)
+
+
+def _plain(value: Any, kind: pa.DataType | None) -> Any:  # noqa: ANN401 - whatever a column holds
+    """Return a value without null members of objects, and with its JSON decoded; that keeps its nulls."""
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return {key: _plain(held, _member(kind, key)) for key, held in value.items() if held is not None}
+    if isinstance(value, list):
+        return [_plain(held, None if kind is None else _item(kind)) for held in value]
+    return value
+
+
+@lru_cache
+def _member(kind: pa.DataType | None, key: str) -> pa.DataType | None:
+    return kind.field(key).type if kind is not None and pa.types.is_struct(kind) else None
+
+
+@lru_cache
+def _item(kind: pa.DataType) -> pa.DataType | None:
+    return getattr(kind, "value_type", None)

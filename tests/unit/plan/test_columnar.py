@@ -1,0 +1,60 @@
+"""Calls and tools from columns render as those from lines of JSON: keys that a row never had stay away."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from schemas.source import Sample
+from tests.support.fake_hub import FakeHub
+from tests.unit.plan.test_hub_sources import rows
+from tests.unit.plan.test_sources import ANSWER, ASK, jsonl, parquet, rows_of
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+CALLED = [
+    {"messages": [ASK, call("weather", city="Bern")], "tools": [tool("weather", city={"type": "string"})]},
+    {
+        "messages": [ASK, call("add", x=1, y=2)],
+        "tools": [tool("add", x={"type": "integer"}, y={"minimum": 0})],
+    },
+    {"messages": [ASK, ANSWER]},
+]
+
+
+def of_datasets(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write them as `datasets` does what it has read of JSON lines: what varies by row is text of JSON."""
+    lines = str(jsonl(path.with_suffix(".jsonl"), *rows))
+    read = datasets.load_dataset(
+        "json", data_files=lines, split="train", cache_dir=str(path.parent / "cache")
+    )
+    read.to_parquet(path)
+    assert any("json" in str(kind) for kind in read.features.arrow_schema.types)
+    return path
+
+
+@pytest.mark.parametrize("write", [parquet, of_datasets])
+def test_columns_give_the_calls_and_tools_that_lines_give(
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], Path]
+) -> None:
+    expected = rows_of(tmp_path, jsonl(tmp_path / "lines.jsonl", *CALLED))
+    read = rows_of(tmp_path, write(tmp_path / "columns.parquet", CALLED))
+    assert [row.content for row in read] == [row.content for row in expected]
+    assert isinstance(read[0].content, Sample) and read[0].content.tools == (CALLED[0]["tools"][0],)
+
+
+def test_columns_of_a_dataset_on_the_hub_give_them_too(hub: FakeHub, tmp_path: Path) -> None:
+    expected = [row.content for row in rows_of(tmp_path, jsonl(tmp_path / "lines.jsonl", *CALLED))]
+    files = {"train.parquet": of_datasets(tmp_path / "columns.parquet", CALLED).read_bytes()}
+    assert [row.content for row in rows(hub, files)] == expected
