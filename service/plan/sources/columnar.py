@@ -28,8 +28,8 @@ def read_columns(
             for name in _RENDERED
             if row.get(name) is not None
         }
-    except (ValueError, RecursionError) as error:
-        return None, RowReject(RejectReason.INVALID_SAMPLE, f"a column of JSON cannot be read: {error}")
+    except (ValueError, LookupError, RecursionError) as error:
+        return None, RowReject(RejectReason.INVALID_SAMPLE, f"a column of objects cannot be read: {error}")
     return read_row({**row, **objects}, labels)
 
 
