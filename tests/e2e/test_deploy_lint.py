@@ -70,6 +70,8 @@ def test_the_example_of_the_environment_names_what_the_compose_file_reads() -> N
     lines = (COMPOSE.parent / ".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     read = re.findall(r"\$\{(\w+)([^}]*)\}", COMPOSE.read_text())
+    # compose itself reads it: the overlays are named there, so that no later command leaves one out.
+    assert example.pop("COMPOSE_FILE") == COMPOSE.name
     assert {name for name, _ in read} == example.keys()
     assert {rest for _, rest in read} == {":?set it in .env"}
     assert (COMPOSE.parent / example["QUARRY_INPUT_DIR"]).is_dir()
