@@ -13,25 +13,25 @@ RESULTS = ROOT / "benchmarks" / "results"
 HEAD = """\
 # What is proven, by what, and when
 
-Every failure below is planted by the drill (`tests/drill`), which asserts that the named check stops it at
-default settings; with a check switched off the drill fails. This page is made of the drill's own table
+The drill (`tests/drill`) plants every failure below and asserts that the named check stops it at default
+settings; if a check is switched off, the drill fails. This page is generated from the drill's own table
 (`python -m tests.drill.page`), and a test compares the two.
 
 ## The checks
 
-"Every row" means every one: nothing in this table is sampled.
+"Every row" is meant literally: no check in this table samples rows.
 """
 
 ABOUT: dict[Check, tuple[str, str]] = {
     Check.PLAN: ("before a unit runs", "the sha256 of the unit's plan is the one in the store"),
     Check.SENTINELS: (
         "every row, capture",
-        "a sentinel is written into every slot of a fresh block, and a state overwrites it: one that is left "
-        "shows a state that was never stored",
+        "a sentinel is written into every slot of a fresh block, and each state overwrites one: a sentinel "
+        "that is left shows a state that was never stored",
     ),
     Check.ACCOUNT: (
         "every row, capture",
-        "each row comes once, with as many states as tokens, for the plan's token ids",
+        "each row arrives once, with one state for each token, for the plan's token ids",
     ),
     Check.VALUES: (
         "every row, capture",
@@ -40,25 +40,25 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.SEEN: (
         "every row, capture",
-        "the same bytes are never the states of two tokens, among as many as the engine's cache holds. Layer "
+        "no two tokens have the same bytes as states, among as many tokens as the engine's cache holds. Layer "
         "0 is left out: its states are embeddings",
     ),
     Check.COPY: (
         "every row, capture",
-        "the sum of every state, taken where the engine's cache is read, is the sum of what is written",
+        "the sum of every state, taken while the engine's cache is read, equals the sum of what is written",
     ),
     Check.CANARY: (
         "once for a model, its layers and an engine, before the first unit commits",
-        "a few prompts through transformers: every captured layer is nearest to its own reference",
+        "a few prompts run through transformers: every captured layer is nearest to its own reference",
     ),
     Check.RECEIPT: (
         "every file, before the unit commits",
-        "the sealed file, read again, has the xxh3 that its receipt names",
+        "the sealed file is read again and has the xxh3 in its receipt",
     ),
     Check.UNIT: (
         "every row, before the unit commits",
-        "ids, mask, lengths and names are the plan's; every layer's bytes have their xxh3; every planned row "
-        "has one end",
+        "ids, mask, lengths and names are the plan's; every layer's bytes match their xxh3; every planned row "
+        "has exactly one outcome",
     ),
     Check.NAME: (
         "every row, before the unit commits, and in `quarry verify`",
@@ -66,67 +66,69 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.LAST: (
         "every row, before the unit commits, and in `quarry verify --model`",
-        "through norm and head, the last state's logits of the 16 tokens that the engine held most likely "
-        "differ as the engine's log-probabilities do, within what rounding explains, row by row and all rows "
-        "together ([the bounds](tolerance.md))",
+        "the last state goes through norm and head: the logits of the engine's 16 most likely tokens differ "
+        "as the engine's log-probabilities do, within rounding, row by row and over all rows "
+        "([the bounds](tolerance.md))",
     ),
     Check.SILENCE: (
         "every unit, capture",
-        "an engine that has answered every row has to hand over every row",
+        "an engine that has answered every row must hand over every row",
     ),
     Check.PUSH: (
         "every file, at the push and after it",
-        "what was sent and what the Hub holds have the manifest's sha256",
+        "what is sent and what the Hub then holds have the manifest's sha256",
     ),
     Check.VERIFY: (
         "whenever it is run, on a folder or a repository",
-        "all files against the manifest's sha256, which is that of the bytes that were proven; all rows "
-        "against their own xxh3 and names, index, totals",
+        "all files match the manifest's sha256, which is that of the proven bytes; all rows match their own "
+        "xxh3 and names, the index and the totals",
     ),
 }
 
 LIMITS_HEAD = """
 ## What an engine holds
 
-An engine carries the digest of what it loaded: all weights, config and tokenizer of a local model, the
-commit of one on the Hub. A local model is read before the engine starts and again after, and no unit is
-opened on an engine that does not hold what the unit's identity names. A model that is overwritten while it
-is planned, loaded or compared fails its job by name; an engine that runs goes on with what it holds.
+An engine carries the digest of what it loaded: of a local model all weights, config and tokenizer; of a model
+on the Hub its commit. A local model is digested before the engine starts and again afterwards, and a unit is
+opened only on an engine that holds what the unit's identity names. If a model is overwritten while it is
+planned, loaded or compared, its job fails by name; an engine that is already running keeps what it loaded.
 
 ## What cannot be seen
 
-- In a single row, a mistake that keeps every state within its row, each of them once, and layer N's last
-  state in its place (below): no check that looks at one row can tell. An engine makes such a mistake in every
-  row, because the same code runs for each, and then the canary stops the job.
-- Two rows that exchange their states, if what follows each of them is as likely: of the demo's conversations,
-  which all end in the same words, 2 pairs in 1,000 would pass in one direction, and both have to.
-- A model whose canary was skipped has only the checks of every row: an auxiliary layer that is off by one
+- In a single row, a mistake that keeps every state in its row exactly once, and layer N's last state in its
+  place (below): no check of a single row can detect it. An engine makes such a mistake in every row, because
+  the same code runs for each, and then the canary stops the job.
+- Two rows that exchange their states, if the token that follows is equally likely in both. Of the demo's
+  conversations, which all end in the same words, 2 pairs in 1,000 would pass in one direction, and both
+  directions are checked.
+- With the canary skipped, a model has only the checks of every row: an auxiliary layer that is off by one
   passes.
-- Without layer N (`"final_layer": false`) there is no last token to hold against the engine.
-- States of a row that another rank drained are not among those seen before: each rank knows its own rows.
+- Without layer N (`"final_layer": false`) there is no last token to check against the engine.
+- "States seen before" covers the rows of one rank: it does not compare a row with rows that another rank
+  drained.
 """
 
 
 FP8 = """
 ## States in fp8
 
-A job with `"compression": "fp8"` has every check of this page. Those at the capture (values, sentinels,
-states seen before, copy sums) and the canary look at what was captured, before it is rounded. The plants that
-concern states are run against such a job, too (`tests/drill/test_fp8.py`).
+A job with `"compression": "fp8"` has every check on this page. The checks at capture (values, sentinels,
+states seen before, copy sums) and the canary see the captured values, before they are rounded. The drill also
+plants the failures that concern states in such a job (`tests/drill/test_fp8.py`).
 
-- **When a layer is quantized**, every code times its scale is held against what was captured: within 1/17 of
-  the value, or 2^-10 of its token's scale where that is more, which is half a step of the format. A value
-  that is farther off fails the unit by the name of its layer and token.
-- **`checksums`** are over what is stored: xxh3_64 of a layer's codes followed by its scales.
-- **The last token** is checked on the stored state. Beside the dtype's rounding the check allows for half a
-  step of each code ([the bounds](tolerance.md)). Its bounds are wider than without loss: what moves the
-  logits by less than storing itself may do is not seen.
-- **`quarry verify`** checks of every row that codes and scales are such as rounding makes: each token's
-  largest code is 448, no code is NaN, a scale has 20 bits.
-- **Not held against a lossy dataset:** that no token is constant and no two layers are equal, since rounding
-  may do that to right states. Both are asked of what was captured.
-- **Not seen in a finished dataset:** whether its states are as near to the model's as the capture was. The
-  bound was proven when they were written, and what is left of it is the checksums.
+- **When a layer is quantized**, every code times its scale is compared with the captured value: it must be
+  within 1/17 of the value, or within 2^-10 of its token's scale if that is more, which is half a step of the
+  format. A value outside fails the unit and names its layer and token.
+- **`checksums`** cover the stored bytes: xxh3_64 of a layer's codes followed by its scales.
+- **The last token** is checked on the stored state. Besides the dtype's rounding the check allows for half a
+  step of each code ([the bounds](tolerance.md)). Its bounds are wider than for lossless states: it cannot see
+  an error that moves the logits by less than quantization may.
+- **`quarry verify`** checks for every row that codes and scales are values that quantization produces: each
+  token's largest code is 448, no code is NaN, a scale has 20 bits.
+- **Not required of a lossy dataset:** that no token is constant and no two layers are equal, since rounding
+  may do that to correct states. Both are checked on the captured values.
+- **Not visible in a finished dataset:** how near its states are to the captured ones. The bound was proven when
+  they were written; from then on the checksums protect them.
 """
 
 
