@@ -40,8 +40,8 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.SEEN: (
         "every row, capture",
-        "no two tokens have the same bytes as states, among as many tokens as the engine's cache holds. Layer "
-        "0 is left out: its states are embeddings",
+        "no two tokens have the same bytes as states, among as many tokens as the engine's cache holds. "
+        "Layer 0 is left out: its states are embeddings",
     ),
     Check.COPY: (
         "every row, capture",
@@ -57,8 +57,8 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.UNIT: (
         "every row, before the unit commits",
-        "ids, mask, lengths and names are the plan's; every layer's bytes match their xxh3; every planned row "
-        "has exactly one outcome",
+        "ids, mask, lengths and names are the plan's; every layer's bytes match their xxh3; every planned "
+        "row has exactly one outcome",
     ),
     Check.NAME: (
         "every row, before the unit commits, and in `quarry verify`",
@@ -127,8 +127,8 @@ plants the failures that concern states in such a job (`tests/drill/test_fp8.py`
   token's largest code is 448, no code is NaN, a scale has 20 bits.
 - **Not required of a lossy dataset:** that no token is constant and no two layers are equal, since rounding
   may do that to correct states. Both are checked on the captured values.
-- **Not visible in a finished dataset:** how near its states are to the captured ones. The bound was proven when
-  they were written; from then on the checksums protect them.
+- **Not visible in a finished dataset:** how near its states are to the captured ones. The bound was proven
+  when they were written; from then on the checksums protect them.
 """
 
 
