@@ -1,4 +1,4 @@
-"""The pydantic base of every value that crosses a border: frozen, and an unknown field is an error."""
+"""The pydantic base of every value that crosses a boundary: frozen, and unknown fields are errors."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, ValidationError, core_schema
 
 MAX_FIELDS = 128
-"""Most fields that one object, or one mapping in it, may be sent with; no value here has nearly as many."""
+"""Most fields of an object, or of a mapping directly in it; no class here has nearly as many."""
 
 
 _OF_ANOTHER_VERSION = object()
@@ -27,17 +27,17 @@ def _end_at_first_fault(schema: Any) -> None:  # noqa: ANN401 - pydantic's, of n
 
 
 class Wire(BaseModel):
-    """Immutable; refuses unknown fields, so that a misspelt option is an error and not a shrug.
+    """Immutable; refuses unknown fields, so that a misspelt option is an error and is not silently ignored.
 
-    Of a list the first fault is told alone: a kilobyte of memory for each would be a thousand times what was
-    sent.
+    Only the first fault in a list is reported: at a kilobyte of memory each, all of them would take a
+    thousand times what was sent.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
-        """Let every list in it end at its first fault."""
+        """Make every list in the schema fail fast."""
         schema = handler(source)
         _end_at_first_fault(schema)
         return schema
@@ -57,7 +57,7 @@ class Wire(BaseModel):
 
     @classmethod
     def answered(cls, content: bytes) -> Self:
-        """Read the JSON of a service that may be newer: leave out fields, and keep values of an `OpenEnum`.
+        """Read JSON from a service that may be newer: drop unknown fields and keep unknown `OpenEnum` values.
 
         Raises ValidationError.
         """
@@ -65,14 +65,14 @@ class Wire(BaseModel):
 
 
 class OpenEnum(StrEnum):
-    """Names that a later version may add to: an answer's unknown name is a member of no other name.
+    """An enum that later versions may extend: an unknown name in an answer is kept as it is.
 
     A request with such a name is refused.
     """
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
-        """Let `Wire.answered` keep a name that is not known."""
+        """Let `Wire.answered` keep an unknown name."""
         return core_schema.with_info_wrap_validator_function(cls._known_or_kept, handler(source))
 
     @classmethod
@@ -88,7 +88,7 @@ class OpenEnum(StrEnum):
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first thing that is wrong with a value, behind the place where it is."""
+    """Return the first fault in a value, prefixed with its location."""
     first = error.errors(include_url=False, include_input=False)[0]
     parts = (*map(str, first["loc"]), first["msg"].removeprefix("Value error, "))
     return ".".join(parts[:-1]) + ": " * (len(parts) > 1) + parts[-1]

@@ -1,4 +1,4 @@
-"""When a schedule's slots are: a cron row in a time zone, read as Debian's cron reads it."""
+"""When a schedule's slots are: a cron expression in a time zone, interpreted as Debian's cron does."""
 
 import heapq
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ from schemas.base import Wire
 
 CRON_FIELDS = 5
 CLOCK_CHANGE = timedelta(hours=3)
-"""A slot that a change of the clocks moves is looked for this long before and after its place in the row."""
+"""How long before and after its nominal time a slot that a clock change moves is looked for."""
 
 
 class Calendar(Wire):
     """The times of a schedule's slots, which are given in UTC.
 
-    A slot at a fixed time that the clocks skip is right after the gap; one that they repeat is once. A slot
-    of every hour or minute follows the real time.
+    A slot at a fixed time that a clock change skips runs right after the gap; at a repeated time it runs
+    once. Slots of every hour or minute follow real time.
     """
 
     cron: str = Field(max_length=200, description="minute, hour, day of month, month, day of week")
     time_zone: str = Field(default="UTC", max_length=64, description="such as Europe/Berlin")
-    ends_at: AwareDatetime | None = Field(default=None, description="no slot is later")
+    ends_at: AwareDatetime | None = Field(default=None, description="no slot is after this time")
 
     @field_validator("cron")
     @classmethod
@@ -49,11 +49,11 @@ class Calendar(Wire):
         return name
 
     def times(self) -> tuple[object, ...]:
-        """Return what the slots follow from."""
+        """Return the fields that determine the slots."""
         return self.cron, self.time_zone, self.ends_at
 
     def first_after(self, moment: datetime) -> datetime | None:
-        """Return the first slot later than `moment`, or none if the schedule has ended by then."""
+        """Return the first slot after `moment`, or none if the schedule has ended by then."""
         slots = self._slots(moment - CLOCK_CHANGE)
         slot = next((slot for slot in slots if slot > moment), None)
         return slot if slot is not None and (self.ends_at is None or slot <= self.ends_at) else None
@@ -64,7 +64,7 @@ class Calendar(Wire):
         return next((slot for slot in self._slots(limit + CLOCK_CHANGE, reverse=True) if slot <= limit), None)
 
     def first_slots(self, moment: datetime, count: int) -> list[datetime]:
-        """Return the first `count` slots later than `moment`, or as many as there are."""
+        """Return the first `count` slots after `moment`, or as many as there are."""
         slots = (slot for slot, _ in groupby(self._slots(moment - CLOCK_CHANGE)) if slot > moment)
         return [slot for slot in islice(slots, count) if self.ends_at is None or slot <= self.ends_at]
 
@@ -78,7 +78,7 @@ class Calendar(Wire):
         return heapq.merge(*both, reverse=reverse)
 
     def _slots_by_fold(self, start: datetime, reverse: bool, fold: int) -> Iterator[datetime]:
-        """Yield slots in order; of those at a repeated local time, the first or, with `fold` 1, the second.
+        """Yield slots in order; at a repeated local time, the first one or, with `fold` 1, the second.
 
         The library's own steps through a time zone lose a slot where clocks change by half an hour.
         """
@@ -100,7 +100,7 @@ def _time_zones() -> set[str]:
 
 
 def _end_of_gap(wall: datetime, zone: ZoneInfo) -> datetime:
-    """Return when the clocks went past a local time that they skip, to the second."""
+    """Return the end of the gap in which the clocks skip a local time, to the second."""
     after, before = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     offset = before.astimezone(zone).utcoffset()
     while after - before > timedelta(seconds=1):

@@ -8,10 +8,10 @@ from schemas.job import JobState, Problem, Progress
 
 
 class Event(Wire):
-    """One event of one job. `id` grows within a job; it is the SSE id that `Last-Event-ID` resumes after.
+    """One event of one job. `id` increases within a job; it is the SSE id that `Last-Event-ID` resumes after.
 
-    `problem` is set while work is tried again after a problem that may pass; the next event without one says
-    that it continues.
+    `problem` is set while work is retried after a transient problem; the next event without one means that
+    it continues.
     """
 
     id: int

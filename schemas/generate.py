@@ -12,14 +12,14 @@ from schemas.source import JsonObject, Name
 
 MAX_KWARGS_CHARS = 16_384
 RENDER_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
-"""What every rendering of a chat template sets by itself."""
+"""Variables that every rendering of a chat template sets itself."""
 MAX_MIX = 64
 MIX_LABEL = "mix"
-"""The label that names the entry of `generate.mix` that a sample was drawn to."""
+"""The label that holds the `generate.mix` entry drawn for a sample."""
 
 
 def _template_kwargs(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse names that mean something else to a template, and more than an identity should hold."""
+    """Refuse names that rendering sets itself, and more than an identity should hold."""
     if taken := sorted(RENDER_VARIABLES & value.keys()):
         raise ValueError(f"{taken[0]!r} is not an option of a template: it is filled in for each sample")
     if len(canonical_json(value)) > MAX_KWARGS_CHARS:
@@ -30,60 +30,63 @@ def _template_kwargs(value: dict[str, Any]) -> dict[str, Any]:
 TemplateKwargs = Annotated[JsonObject, AfterValidator(_template_kwargs)]
 CapturePasses = Literal["auto", "one_pass", "second_prefill"]
 Ending = Literal["keep", "cut", "reject"]
-"""Of an answer: kept as it is; the conversation ends before it; or all of the conversation is rejected."""
+"""Keep an answer, cut the conversation before it, or reject the whole conversation."""
 
 
 class Endings(Wire):
-    """What becomes of a conversation whose answer ended in one of these ways."""
+    """What to do with a conversation when an answer ends in one of these ways."""
 
-    length: Ending = Field(default="keep", description="after `max_tokens`")
-    stop: Ending = Field(default="keep", description="at a `stop` string")
-    empty: Ending = Field(default="keep", description="nothing but the end of the turn, or white space")
-    repeats: Ending = Field(default="cut", description="by `repeats`")
+    length: Ending = Field(default="keep", description="the answer reaches `max_tokens`")
+    stop: Ending = Field(default="keep", description="the answer ends at a `stop` string")
+    empty: Ending = Field(default="keep", description="the answer is empty or only white space")
+    repeats: Ending = Field(default="cut", description="`repeats` ends the answer")
     other_tool: Literal["cut", "reject"] = Field(
         default="cut",
-        description="it does not call the tools whose results the source has next: cut is behind it",
+        description="the answer does not call the tools whose results come next in the source; `cut` keeps "
+        "this answer",
     )
 
 
 class Repeats(Wire):
-    """An answer whose last tokens repeat themselves ends: vLLM's `repetition_detection`."""
+    """Ends an answer whose last tokens repeat themselves, with vLLM's `repetition_detection`."""
 
-    pattern: int = Field(ge=1, le=1024, description="tokens of the longest pattern that is looked for")
-    times: int = Field(ge=2, le=1024, description="that it comes one after another")
+    pattern: int = Field(ge=1, le=1024, description="longest pattern to look for, in tokens")
+    times: int = Field(ge=2, le=1024, description="consecutive repetitions that end the answer")
 
 
 class MixEntry(Wire):
-    """One of several ways to answer; what is null is as without it."""
+    """One of several ways to answer; null fields keep the values of `generate`."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     weight: float = Field(gt=0, le=1e6)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     max_tokens: int | None = Field(default=None, ge=1, le=131_072)
-    chat_template_kwargs: TemplateKwargs = Field(default={}, description="beside those of the request")
+    chat_template_kwargs: TemplateKwargs = Field(default={}, description="added to those of the request")
 
 
 class Generate(Wire):
-    """The target answers each prompt; prompt and answer are captured.
+    """The target answers each prompt; the prompt and its answer are captured.
 
-    With `turns: all` it answers every user turn of a conversation, its own answers before it. Where the
-    template writes an answer as it was given, prompt and answers are one row; where it does not (it drops
-    reasoning, trims, or calls of tools are written anew), each turn is a row, with the prompt as it is
-    served.
+    With `turns: all` it answers every user turn of a conversation, with its own earlier answers as context.
+    If the template renders answers verbatim, the prompt and all answers are one row. If it does not (it drops
+    reasoning, trims text or rewrites tool calls), each turn is a row of its own, with the prompt as a server
+    would render it.
 
     `capture`: `one_pass` takes the states of the decode steps themselves; the last sampled token was never
-    an input, so it has no state and is not stored. `second_prefill` runs prompt and answer again against the
-    prefix cache and so holds every token. A `stop` string is found outside the engine, which drops the
-    request and its states, so it takes the second prefill, and so does an answer that may not be kept. `auto`
-    is `one_pass` where that is right.
+    an input, so it has no state and is not stored. `second_prefill` runs prompt and answer again on the
+    prefix cache, so it covers every token. A `stop` string is found outside the engine, which drops the
+    request and its states, so it needs the second prefill; so does an answer that may not be kept. `auto`
+    uses `one_pass` wherever it is correct.
     """
 
     # Left out of the JSON where nothing is asked, as `ExtractRequest.part`.
     turns: Literal["last", "all"] = Field(
-        default="last", exclude_if=lambda turns: turns == "last", description="of the assistant"
+        default="last",
+        exclude_if=lambda turns: turns == "last",
+        description="which turns of the assistant to generate",
     )
-    max_tokens: int = Field(ge=1, le=131_072, description="of one answer")
+    max_tokens: int = Field(ge=1, le=131_072, description="limit for one answer")
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0, le=1_000_000, description="0 keeps every token")
@@ -95,15 +98,15 @@ class Generate(Wire):
         default=(),
         max_length=MAX_MIX,
         exclude_if=lambda mix: not mix,
-        description="each sample is drawn to one of them by its id and their weights; `label_mix` names it",
+        description="each sample gets one entry, drawn by its id and the weights; `label_mix` names it",
     )
     endings: Endings = Field(default=Endings(), exclude_if=lambda endings: endings == Endings())
     repeats: Repeats | None = Field(default=None, exclude_if=lambda repeats: repeats is None)
     drift: Literal["keep", "rerender", "reject"] = Field(
         default="keep",
         exclude_if=lambda drift: drift == "keep",
-        description="rows that become other tokens when their text is rendered and tokenized again: kept as "
-        "they were sampled, captured as they are rendered, or rejected",
+        description="what to do with rows whose text gives other tokens when rendered and tokenized again: "
+        "keep the sampled tokens, capture the rendered ones, or reject the row",
     )
     tool_parser: Name | None = Field(
         default=None, exclude_if=lambda name: name is None, description="vLLM's `--tool-call-parser`"
@@ -139,23 +142,23 @@ class Generate(Wire):
 
     @property
     def is_rendered_again(self) -> bool:
-        """Whether rows are held against what the template makes of their conversations."""
+        """Whether rows are compared with the template's rendering of their conversations."""
         return self.turns == "all" or self.drift != "keep" or self.endings.empty != "keep"
 
     @property
     def longest_answer(self) -> int:
-        """Return the most tokens of an answer."""
+        """Return the most tokens that an answer may have."""
         return max(self.max_tokens, *(entry.max_tokens or 0 for entry in self.mix), 0)
 
     def drawn(self, sample: str) -> MixEntry | None:
-        """Return the entry of `mix` that a sample is drawn to, by its id; null where nothing is mixed."""
+        """Return the entry of `mix` drawn for a sample by its id; none without a mix."""
         draw = int.from_bytes(hashlib.blake2b(sample.encode(), digest_size=8).digest(), "big") / 2**64
         shares = list(accumulate(entry.weight for entry in self.mix))
         ends = zip(self.mix, shares, strict=True)
         return next((entry for entry, share in ends if draw < share / shares[-1]), None)
 
     def of(self, name: str | None) -> "Generate":
-        """Return how samples of a `mix` entry are answered."""
+        """Return these settings with those of a `mix` entry applied."""
         entry = next((entry for entry in self.mix if entry.name == name), None)
         if entry is None:
             return self

@@ -1,4 +1,4 @@
-"""What must be equal for two runs to be the same dataset, and how layers are named in every convention."""
+"""What must match for two runs to be the same dataset, and how each convention names the layers."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from schemas.names import JobId
 from schemas.request import Compression, Dtype, Duplicates, LossRule, OptionalPart, TooLong
 
 SCHEMA_VERSION = 2
-"""Of the format of datasets. Version 1 was written before Quarry 0.2.0."""
+"""Version of the dataset format. Version 1 was written before Quarry 0.2.0."""
 
 DTYPE_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -22,7 +22,7 @@ NormKind = Literal["rmsnorm", "gemma_rmsnorm", "layernorm"]
 class FinalNorm(Wire):
     """The target's final norm.
 
-    With its weight (`final_norm.safetensors`) anyone can make the post-norm state.
+    Apply it with its weight (`final_norm.safetensors`) to get the post-norm state.
     """
 
     kind: NormKind
@@ -30,7 +30,7 @@ class FinalNorm(Wire):
 
 
 class LayerInfo(Wire):
-    """One captured layer in the three conventions of the field.
+    """One captured layer in the three conventions in use.
 
     vLLM id `k` is the residual stream after `k` decoder layers. Hugging Face's `hidden_states[k]` is the same
     tensor for k < N, but its entry N is post-norm, so `hf_index` is null there. `zero_based` counts layer
@@ -55,7 +55,7 @@ def layer_info(layer_id: int, num_layers: int) -> LayerInfo:
 
 
 class Versioned(Wire):
-    """A document of a dataset. One of another version of the format is refused as such, whatever it holds."""
+    """A document of a dataset. Another format version is refused as such, whatever else it holds."""
 
     schema_version: int = SCHEMA_VERSION
 
@@ -72,9 +72,9 @@ class Versioned(Wire):
 
 
 class Identity(Versioned):
-    """Everything that decides the bytes of a dataset apart from the engine's rounding.
+    """Everything that determines the bytes of a dataset, apart from the engine's rounding.
 
-    A resumed job may not change it.
+    A resumed job must not change it.
     """
 
     model: str
@@ -96,26 +96,26 @@ class Identity(Versioned):
     compression: Compression
     chat_template_kwargs: dict[str, JsonValue] = Field(default={})
     tools_sha256: str | None = None
-    """Of the canonical JSON of the tools that samples without their own are given."""
+    """Of the canonical JSON of the tools given to samples without their own."""
     min_supervised_tokens: int = 1
     labels: tuple[str, ...] = ()
     duplicates: Duplicates = "same_id_and_tokens"
     part: OptionalPart = None
-    """Of the rows that `source_fingerprint` is of."""
+    """The share taken of the rows that `source_fingerprint` covers."""
     weights_sha256: str | None = None
-    """Of a local model's weights, all of them; null for a model of the Hub, which its commit identifies."""
+    """Of all weights of a local model; null for a Hub model, which its commit identifies."""
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON."""
         return canonical_sha256(self.model_dump(mode="json"))
 
     def model_sha256(self) -> str:
-        """Return the digest of what the model is, wherever it lies and whatever it is called."""
+        """Return a digest of the model itself, whatever its location and name."""
         fields = {"revision", "weights_sha256", "tokenizer_sha256"}
         return canonical_sha256(self.model_dump(mode="json", include=fields))
 
     def recipe(self) -> str:
-        """Return the loss rule and what else was chosen of rendering and selection, in words."""
+        """Return the loss rule and the other choices of rendering and selection, in words."""
         parts: list[str] = [self.loss]
         parts += [f"{name}={canonical_json(value)}" for name, value in self.chat_template_kwargs.items()]
         if self.tools_sha256 is not None:
@@ -135,17 +135,17 @@ class Identity(Versioned):
         return [name for name in Identity.model_fields if getattr(self, name) != getattr(other, name)]
 
     def recipe_sha256(self) -> str:
-        """Return the digest of all that decides the states of a sample, whichever source it comes from."""
+        """Return the digest of everything that determines a sample's states, whatever its source."""
         return canonical_sha256(self.model_dump(mode="json", exclude={"source_fingerprint", "part"}))
 
     @property
     def is_rendered_again(self) -> bool:
-        """Whether rows are held against what the template makes of their conversations."""
+        """Whether rows are compared with the template's rendering of their conversations."""
         return self.generate is not None and self.generate.is_rendered_again
 
     @property
     def state_bytes_per_token(self) -> int:
-        """Bytes of hidden states that one token costs, as captured: before planes or fp8."""
+        """Bytes of hidden states per token, as captured: before planes or fp8."""
         return len(self.layer_ids) * self.hidden_size * DTYPE_BYTES[self.dtype]
 
 
@@ -159,7 +159,7 @@ class EngineInfo(Wire):
 
 
 class Provenance(Wire):
-    """Who made a dataset, and from what. It is in every shard's metadata and in the manifest."""
+    """How a dataset was made, and from what; stored in every shard's metadata and in the manifest."""
 
     job_id: JobId
     identity: Identity

@@ -1,4 +1,4 @@
-"""States of a job with their legal moves, and what the HTTP routes say of them."""
+"""States of a job with their legal moves, and how the HTTP routes show jobs."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ from schemas.source import SourceKind
 class JobState(OpenEnum):
     """The state of a job. BLOCKED waits for a person or for disk space, PAUSED for a person to resume it.
 
-    `resume` continues it with everything kept.
+    `resume` continues a job with everything it has committed.
     """
 
     QUEUED = "queued"
@@ -41,7 +41,7 @@ JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.COMPLETED: frozenset({JobState.DELETING}),
     JobState.DELETING: frozenset(),
 }
-"""Every legal move. `resume` is the move to QUEUED: planning and capture go on from what is committed."""
+"""Every legal move. `resume` is the move to QUEUED: planning and capture continue from committed work."""
 
 STOPPED_JOB_STATES = frozenset({JobState.FAILED, JobState.CANCELLED})
 """Ended, unless somebody resumes it."""
@@ -49,10 +49,10 @@ STOPPED_JOB_STATES = frozenset({JobState.FAILED, JobState.CANCELLED})
 ENDED_JOB_STATES = STOPPED_JOB_STATES | {JobState.COMPLETED, JobState.DELETING}
 
 RESTING_JOB_STATES = ENDED_JOB_STATES | {JobState.BLOCKED, JobState.PAUSED}
-"""States that no worker leaves."""
+"""States that no worker moves a job out of."""
 
 Priority = Annotated[int, Field(ge=-100, le=100)]
-"""Jobs of a higher priority are worked on first; those of the same, oldest first."""
+"""Jobs with a higher priority run first; among equals, the oldest first."""
 
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -61,7 +61,7 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 class Problem(Wire):
     """RFC 9457 problem details. `type` is stable.
 
-    `field` names the request's field at fault and `cure` says what to do.
+    `field` names the faulty field of the request, and `cure` says what to do.
     """
 
     type: str
@@ -73,11 +73,11 @@ class Problem(Wire):
 
 
 class Progress(Wire):
-    """Counters of a job. A sample is planned once and ends either written or rejected.
+    """Counters of a job. A sample is planned once and ends up either written or rejected.
 
-    `samples_known`: skipped, an earlier run of the schedule wrote them. `samples_given_up`: planned, and left
-    to the schedule's next run. `units_stored`: of a job that is pushed, those in its repository; with
-    `retention: consumed`, those that every consumer has. `bytes_gone`: of `bytes_written`, those of shards
+    `samples_known`: skipped because an earlier run of the schedule wrote them. `samples_given_up`: planned,
+    but left to the schedule's next run. `units_stored`: for a pushed job, units in its repository; with
+    `retention: consumed`, units that every consumer has. `bytes_gone`: the part of `bytes_written` in shards
     that no host of the service keeps any more.
     """
 
@@ -113,28 +113,28 @@ class JobSummary(Wire):
     id: JobId
     state: JobState
     priority: Priority = 0
-    owner: str | None = Field(default=None, description="the name of the key that it was submitted with")
+    owner: str | None = Field(default=None, description="name of the key that submitted it")
     model: str
     source_kind: SourceKind
     progress: Progress
     problem: Problem | None = None
     identity_sha256: str | None = None
-    repository: str | None = Field(default=None, description="of the Hub that it is pushed to")
-    hub_commit: str | None = Field(default=None, description="of the dataset repository, with the whole job")
+    repository: str | None = Field(default=None, description="Hub repository that it is pushed to")
+    hub_commit: str | None = Field(default=None, description="commit of that repository with the whole job")
     created_at: datetime
     updated_at: datetime
-    waits: str | None = Field(default=None, description="why none of it is captured now, where that is known")
+    waits: str | None = Field(default=None, description="why no unit is being captured now, if known")
 
 
 class JobPage(Wire):
-    """A page of jobs, newest first; `next_cursor` is null on the last one."""
+    """A page of jobs, newest first; `next_cursor` is null on the last page."""
 
     jobs: tuple[JobSummary, ...]
     next_cursor: str | None = None
 
 
 class UnitView(Wire):
-    """A committed unit: its files by their paths in the dataset, and which of two places holds them."""
+    """A committed unit: its files by path in the dataset, and whether the folder or repository has them."""
 
     unit: int
     epoch: int
@@ -145,10 +145,10 @@ class UnitView(Wire):
 
 
 class UnitPage(Wire):
-    """Units in the order of their commits; `next_after` is where to go on, now or when there are more.
+    """Units in commit order; pass `next_after` as `after` to get the units that follow, now or later.
 
-    `folder` is the dataset's on the service's host, `repository` the Hub's. Nothing more comes after an empty
-    page of a job whose `state` is completed.
+    `folder` is the dataset's folder on the service's host, `repository` its Hub repository. An empty page
+    with a `state` of completed is the last one.
     """
 
     units: tuple[UnitView, ...]
@@ -159,7 +159,7 @@ class UnitPage(Wire):
 
 
 class ConsumerView(Wire):
-    """Who has all units of a job up to `place`, and is forgotten if it says nothing until `expires_at`."""
+    """A consumer that has all units up to `place`; forgotten if it is silent until `expires_at`."""
 
     name: str
     place: int
@@ -168,7 +168,7 @@ class ConsumerView(Wire):
 
 
 class ConsumerPage(Wire):
-    """All consumers of a job, the one that holds up most first."""
+    """All consumers of a job, the slowest first."""
 
     consumers: tuple[ConsumerView, ...]
 
@@ -176,7 +176,7 @@ class ConsumerPage(Wire):
 class RejectView(Wire):
     """A sample that is not in the dataset, and why. `position` counts the source's rows from 0.
 
-    `turn` is that of a conversation whose turns are rows, counted from 1.
+    `turn`, counted from 1, is given for a conversation whose turns are separate rows.
     """
 
     position: int
@@ -188,40 +188,41 @@ class RejectView(Wire):
 
 
 class RejectPage(Wire):
-    """Rejected samples by position; `next_after` is the position to go on from, null on the last page."""
+    """Rejected samples by position; `next_after` is the position to continue from, null on the last page."""
 
     rejects: tuple[RejectView, ...]
     next_after: int | None = None
 
 
 class Health(Wire):
-    """The answer of `GET /healthz` when the process answers."""
+    """The answer of `GET /healthz` while the process is alive."""
 
     status: Literal["ok"] = "ok"
 
 
 class Readiness(Health):
-    """The answer of `GET /readyz` when jobs can be taken."""
+    """The answer of `GET /readyz` while the service can take jobs."""
 
     workers_lost: int = Field(
-        description="workers of this service that end again and again; they are tried every ten minutes"
+        description="workers of this service that keep crashing; they are restarted every ten minutes"
     )
 
 
 class RowATurn(Wire):
-    """Conversations whose turns must be rows; `tokens_once` are those of their last turns alone."""
+    """Conversations whose turns must be separate rows; `tokens_once` counts each token only once."""
 
     conversations: int
     rows: int
     tokens: int
     tokens_once: int
-    why: dict[str, int] = Field(description="conversations by what their template does")
+    why: dict[str, int] = Field(description="number of conversations by what the template does")
 
 
 class Estimate(Wire):
     """What a job would need.
 
-    `bytes` are the states as captured, `stored_bytes` as they are stored: null where that depends on them.
+    `bytes` is the size of the states as captured, `stored_bytes` as stored: null if it depends on their
+    values.
     """
 
     samples: int
@@ -234,5 +235,5 @@ class Estimate(Wire):
     layer_ids: tuple[int, ...]
     stored_bytes: int | None = None
     row_a_turn: RowATurn | None = Field(
-        default=None, exclude_if=lambda rows: rows is None, description="with `generate.turns: all`"
+        default=None, exclude_if=lambda rows: rows is None, description="set with `generate.turns: all`"
     )

@@ -1,4 +1,4 @@
-"""API keys: what their holder may do, and what the HTTP routes say of them."""
+"""API keys: what their holders may do, and how the HTTP routes show them."""
 
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -14,7 +14,7 @@ EVERY_NAMESPACE = "*"
 
 
 class Scope(OpenEnum):
-    """What a key may be used for. ADMIN is everything, for every owner, and the keys themselves."""
+    """What a key may be used for. ADMIN allows everything, for every owner, and managing keys."""
 
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"
@@ -37,28 +37,28 @@ Root = Annotated[str, AfterValidator(_absolute)]
 
 
 class Grants(Wire):
-    """What a key allows. A limit that is null does not count."""
+    """What a key allows. A null limit does not apply."""
 
     scopes: tuple[Scope, ...] = Field(min_length=1)
     hub_namespaces: tuple[Namespace, ...] = Field(
         default=(),
-        description="the service's Hub token is used for repositories of these: to push, and to read what is "
-        "not public; `*` is every one",
+        description="namespaces whose repositories the service's Hub token is used for: to push, and to read "
+        "those that are not public; `*` means all",
     )
     source_roots: tuple[Root, ...] = Field(
-        default=(), description="folders that file sources may be read from, inside the service's own"
+        default=(), description="folders below the service's source roots that file sources may be read from"
     )
     model_roots: tuple[Root, ...] = Field(
-        default=(), description="folders that local models may be loaded from, inside the service's own"
+        default=(), description="folders below the service's model roots that local models may be loaded from"
     )
-    max_jobs: int | None = Field(default=None, ge=1, description="jobs that have not ended")
+    max_jobs: int | None = Field(default=None, ge=1, description="most jobs that have not ended")
     max_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="bytes that its jobs' shards and requests and posted samples take here",
+        description="most bytes that its jobs' shards, requests and posted samples take on the service",
     )
-    max_priority: Priority | None = Field(default=None, description="that its jobs may be given")
-    requests_per_minute: int | None = Field(default=None, ge=1, description="of each process of the API")
+    max_priority: Priority | None = Field(default=None, description="highest priority of its jobs")
+    requests_per_minute: int | None = Field(default=None, ge=1, description="limit in each API process")
 
     @property
     def is_admin(self) -> bool:
@@ -69,7 +69,7 @@ class Grants(Wire):
 class NewKey(Grants):
     """The body of `POST /keys`."""
 
-    name: KeyName = Field(description="the owner of jobs and schedules; keys of one name share them")
+    name: KeyName = Field(description="the owner of jobs and schedules; keys with the same name share them")
     expires_at: AwareDatetime | None = None
 
 
@@ -82,12 +82,12 @@ class KeyView(NewKey):
 
 
 class IssuedKey(KeyView):
-    """A new key: the only answer that holds its secret."""
+    """A new key; only this answer holds its secret."""
 
     key: str
 
 
 class KeyList(Wire):
-    """Every key, oldest first; revoked and expired ones too."""
+    """All keys, oldest first, including revoked and expired ones."""
 
     keys: tuple[KeyView, ...]

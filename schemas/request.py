@@ -27,15 +27,15 @@ Template = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLAT
 LayerPreset = Literal["eagle3", "eagle", "mtp", "dflash"]
 LossRule = Literal["assistant", "last_turn", "all"]
 Duplicates = Literal["same_id_and_tokens", "same_tokens"]
-"""Which of two samples with equal tokens and loss mask is a duplicate: one of the same id too, or any."""
+"""Samples with equal tokens and loss mask are duplicates only if their ids are equal too, or always."""
 TooLong = Literal["truncate", "reject"]
 Dtype = Literal["bfloat16", "float16", "float32"]
 Compression = Literal["none", "planes", "fp8"]
-"""How a layer is stored: as it is, lossless in two planes, or lossy as codes of 8 bits with scales."""
+"""How a layer is stored: as it is, losslessly in two planes, or lossily as 8-bit codes with scales."""
 
 
 class Part(Wire):
-    """One of `of` shares of a source: of its rows every `of`-th, from the `index`-th on; the first is 1."""
+    """One of `of` shares of a source: every `of`-th row from the `index`-th on, counted from 1."""
 
     index: int = Field(ge=1, le=MAX_PARTS, strict=True)
     of: int = Field(ge=1, le=MAX_PARTS, strict=True)
@@ -56,17 +56,17 @@ OptionalPart = Annotated[Part | None, Field(exclude_if=lambda part: part is None
 
 
 class Storage(Wire):
-    """How the shards look on disk, and how long they stay there."""
+    """How shards are stored on disk, and how long they stay there."""
 
     compression: Compression = "none"
-    shard_bytes: int = Field(default=2**31, ge=2**16, le=2**34, description="size a shard is planned for")
+    shard_bytes: int = Field(default=2**31, ge=2**16, le=2**34, description="planned size of a shard")
     keep_local: bool = Field(
         default=True,
-        description="false: each shard of a job with `hub` leaves the data folder once the repository has it",
+        description="false: a job with `hub` deletes each shard here once the repository has it",
     )
     retention: Literal["keep", "consumed"] = Field(
         default="keep",
-        description="consumed: a shard of a job without `hub` goes once all of the job's consumers have it",
+        description="consumed: a job without `hub` deletes each shard once all of its consumers have it",
     )
 
     @property
@@ -86,43 +86,51 @@ class HubTarget(Wire):
 class ExtractRequest(Wire):
     """The whole job. Layer ids are vLLM's.
 
-    `k` is the residual stream after `k` decoder layers, `N` is pre-final-norm.
+    Id `k` is the residual stream after `k` of the `N` decoder layers; id `N` is before the final norm.
     """
 
-    model: Name = Field(description="a repository of the Hub, or a folder below one of the model roots")
-    revision: Name | None = Field(default=None, description="of the model's repository; null is its head")
-    dtype: Literal["auto"] | Dtype = Field(default="auto", description="'auto' is that of the model's config")
+    model: Name = Field(description="a Hub repository, or a folder below one of the model roots")
+    revision: Name | None = Field(default=None, description="of the model's repository; null means its head")
+    dtype: Literal["auto"] | Dtype = Field(
+        default="auto", description="'auto' takes it from the model's config"
+    )
     layers: LayerPreset | tuple[LayerId, ...] = Field(default="eagle3", description="a preset, or layer ids")
     final_layer: bool = Field(default=True, description="add layer N, the state before the final norm")
     source: Source
-    part: OptionalPart = Field(default=None, description="capture this share of the source's rows alone")
+    part: OptionalPart = Field(default=None, description="capture only this share of the source's rows")
     loss: LossRule = Field(default="assistant", description="which turns' tokens are supervised")
-    chat_template: Template | None = Field(default=None, description="in place of the tokenizer's own")
+    chat_template: Template | None = Field(default=None, description="replaces the tokenizer's own")
     chat_template_kwargs: TemplateKwargs = Field(
         default={}, description="variables of the template, such as {'enable_thinking': false}"
     )
-    tools: tuple[JsonObject, ...] = Field(default=(), max_length=256, description="of samples that have none")
+    tools: tuple[JsonObject, ...] = Field(
+        default=(), max_length=256, description="for samples that have none"
+    )
     min_supervised_tokens: int = Field(
         default=1,
         ge=1,
         le=MAX_SAMPLE_TOKENS,
-        description="of a sample, or it is rejected; not with `generate`",
+        description="samples with fewer are rejected; not with `generate`",
     )
     duplicates: Duplicates = Field(
-        default="same_id_and_tokens", description="of equal samples the first is kept; across all files"
+        default="same_id_and_tokens", description="which samples are equal; the first of all files is kept"
     )
     labels: tuple[LabelName, ...] = Field(
-        default=(), max_length=MAX_LABELS, description="columns of the source: `label_<name>` in the index"
+        default=(),
+        max_length=MAX_LABELS,
+        description="columns of the source that the index stores as `label_<name>`",
     )
     max_tokens: int = Field(
-        default=4096, ge=1, le=MAX_SAMPLE_TOKENS, description="of a sample, answers included"
+        default=4096, ge=1, le=MAX_SAMPLE_TOKENS, description="limit for a sample, answers included"
     )
-    on_too_long: TooLong = Field(default="truncate", description="with `generate` always 'reject'")
+    on_too_long: TooLong = Field(default="truncate", description="always 'reject' with `generate`")
     generate: Generate | None = Field(default=None, description="let the target answer each prompt")
     storage: Storage = Storage()
-    canary: Literal["run", "skip"] = Field(default="run", description="compare with a reference run")
-    hub: HubTarget | None = Field(default=None, description="null leaves the dataset in the data folder")
-    webhook: Webhook | None = Field(default=None, description="hears of the job's end")
+    canary: Literal["run", "skip"] = Field(
+        default="run", description="compare the states with a reference run"
+    )
+    hub: HubTarget | None = Field(default=None, description="null keeps the dataset in the data folder")
+    webhook: Webhook | None = Field(default=None, description="called when the job ends or is blocked")
 
     @field_validator("labels")
     @classmethod
@@ -166,15 +174,15 @@ class ExtractRequest(Wire):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Return the labels of the index: those of the source, and that of `generate.mix`."""
+        """Return the labels in the index: those of the source, and the one of `generate.mix`."""
         return (*self.labels, *((MIX_LABEL,) if self.generate is not None and self.generate.mix else ()))
 
     def positions(self) -> Iterator[int]:
-        """Yield the places in the source of the rows that the job takes; the first row is at 0."""
+        """Yield the positions in the source, from 0, of the rows that the job takes."""
         return count() if self.part is None else count(self.part.index - 1, self.part.of)
 
     def published(self) -> "PublishedRequest":
-        """Return what a dataset shows of the request."""
+        """Return the request as a dataset shows it."""
         shown = self.model_dump(mode="json")
         shown["source"].pop("samples", None)
         shown["webhook"] = None  # its URL may be a secret
@@ -198,7 +206,7 @@ class ExtractRequest(Wire):
 
 
 class PublishedRequest(BaseModel):
-    """A request as a manifest holds it: without inline samples, and names in place of host paths."""
+    """A request as a manifest shows it: without inline samples, and with names instead of host paths."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

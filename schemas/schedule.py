@@ -1,4 +1,4 @@
-"""Schedules: a request that becomes a job at each slot of a calendar, and what the routes say of them."""
+"""Schedules: a request that becomes a job at each slot of a calendar, and how the routes show them."""
 
 from datetime import datetime
 
@@ -13,7 +13,7 @@ from schemas.source import MAX_INLINE_SAMPLES, Sample
 
 
 class Missed(OpenEnum):
-    """What becomes of slots that passed while no service ran."""
+    """What to do with slots that passed while no worker ran."""
 
     SKIP = "skip"
     """None of them runs."""
@@ -24,17 +24,17 @@ class Missed(OpenEnum):
 
 
 class Overlap(OpenEnum):
-    """What becomes of a slot whose time comes while the job of an earlier slot has not ended."""
+    """What to do at a slot while the job of an earlier slot has not ended."""
 
     SKIP = "skip"
     QUEUE = "queue"
-    """It waits for that job's end. Of several that wait the last one runs, or each with `missed: all`."""
+    """It waits until that job ends. Of several waiting slots the last runs, or each with `missed: all`."""
     REPLACE = "replace"
     """That job is cancelled."""
 
 
 class Samples(OpenEnum):
-    """Which samples of its source a run takes."""
+    """Which samples of the source a run takes."""
 
     NEW = "new"
     """Those whose content no earlier run has written under the same recipe."""
@@ -42,10 +42,10 @@ class Samples(OpenEnum):
 
 
 class ChangedRecipe(OpenEnum):
-    """What becomes of a run whose recipe is not that of the samples written before.
+    """What to do with a run whose recipe is not that of the samples written before.
 
-    The recipe is all that decides the states of a sample: model, revision, tokenizer, template, layers and
-    limits.
+    The recipe is everything that determines the states of a sample: model, revision, tokenizer, template,
+    layers and limits.
     """
 
     REFUSE = "refuse"
@@ -65,17 +65,21 @@ class ScheduleState(OpenEnum):
 class ScheduleRules(Calendar):
     """When a schedule's jobs are made, and which samples they take."""
 
-    missed: Missed = Field(default=Missed.ONCE, description="slots that passed while no service ran")
-    overlap: Overlap = Field(default=Overlap.QUEUE, description="slots while an earlier job has not ended")
+    missed: Missed = Field(
+        default=Missed.ONCE, description="what to do with slots that passed while no worker ran"
+    )
+    overlap: Overlap = Field(
+        default=Overlap.QUEUE, description="what to do while an earlier job has not ended"
+    )
 
-    samples: Samples = Field(default=Samples.NEW, description="take new samples only, or all of the source")
+    samples: Samples = Field(default=Samples.NEW, description="take only new samples, or all of the source")
     changed_recipe: ChangedRecipe = Field(
         default=ChangedRecipe.REFUSE,
-        description="what to do when model, tokenizer or template are no longer those of the earlier runs",
+        description="what to do when the model, tokenizer or template differs from the earlier runs",
     )
 
     def rules(self) -> "ScheduleRules":
-        """Return these fields alone, without those of a kind of this class."""
+        """Return only these fields, without those of a subclass."""
         return ScheduleRules(**self.model_dump(include=set(ScheduleRules.model_fields)))
 
 
@@ -83,7 +87,7 @@ class NewSchedule(ScheduleRules):
     """The body of `POST /schedules`."""
 
     name: ScheduleName
-    request: ExtractRequest = Field(description="as for `POST /extract`; its source is read anew each time")
+    request: ExtractRequest = Field(description="as for `POST /extract`; each run reads the source again")
 
     @field_validator("request")
     @classmethod
@@ -108,7 +112,7 @@ class PostedCount(Wire):
 
 
 class ScheduleChange(Wire):
-    """The body of `PATCH /schedules/{name}`: what is given is changed. A change of times counts from now."""
+    """The body of `PATCH /schedules/{name}`: the given fields are changed. New times apply from now on."""
 
     cron: str | None = None
     time_zone: str | None = None
@@ -118,23 +122,23 @@ class ScheduleChange(Wire):
     samples: Samples | None = None
     changed_recipe: ChangedRecipe | None = None
     paused: bool | None = Field(
-        default=None, description="slots of a pause are not missed; none of them runs"
+        default=None, description="slots during a pause do not run and do not count as missed"
     )
 
 
 class RunOutcome(OpenEnum):
-    """What became of a slot."""
+    """The outcome of a slot."""
 
     SUBMITTED = "submitted"
     MISSED = "missed"
     SKIPPED = "skipped"
     REFUSED = "refused"
     CUT_SHORT = "cut_short"
-    """Its job failed or was cancelled; it keeps what it wrote, and the rest came in the next run."""
+    """Its job failed or was cancelled; it keeps what it wrote, and the next run took the rest."""
 
 
 class RunView(Wire):
-    """A slot that has passed. What is said of its job is null where there is none, or no more.
+    """A slot that has passed. Facts about its job are null if there is none or it was deleted.
 
     `detail` says why there is no job, or why it did not complete.
     """
@@ -153,14 +157,14 @@ class ScheduleView(ScheduleRules):
     """A schedule without its request."""
 
     name: ScheduleName
-    owner: str | None = Field(default=None, description="the name of the key that made it")
+    owner: str | None = Field(default=None, description="name of the key that made it")
     state: ScheduleState
     next_slots: tuple[datetime, ...] = Field(description="the next five, in UTC")
     waiting_slot: datetime | None = Field(
-        default=None, description="it runs when the job of an earlier slot ends"
+        default=None, description="a slot that runs when the job of an earlier slot ends"
     )
     last_run: RunView | None = None
-    last_good_at: datetime | None = Field(default=None, description="when a job of it was last completed")
+    last_good_at: datetime | None = Field(default=None, description="when one of its jobs last completed")
     failing: bool = Field(description="the last slot was missed or refused, or its job did not complete")
     created_at: datetime
 

@@ -24,7 +24,7 @@ MAX_TOKEN_ID = 2**31 - 1
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 NO_NUL = r"^[^\x00]+$"
-"""No file system and no PostgreSQL text holds a NUL."""
+"""Neither file names nor PostgreSQL text can hold a NUL."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_NUL)]
 FileSuffix = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00/]+$")]
 Label = Annotated[str, StringConstraints(max_length=1000)]
@@ -34,8 +34,8 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 def _json(value: dict[str, Any]) -> dict[str, Any]:
     """Refuse infinities, NaN and dates: JSON has none, and no database column or client would read them back.
 
-    Pydantic's `JsonValue` copies the value at each use, and takes ten times as long for it. The encoder lets
-    no other thread run meanwhile, so that what it gets is bounded.
+    Pydantic's `JsonValue` copies the value at each use and takes ten times as long. No other thread runs
+    during encoding, so the value's size is bounded.
     """
     level: list[Any] = [value]
     count = depth = 0
@@ -58,7 +58,7 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]  # whatever JSON h
 
 
 class Message(Wire):
-    """One turn, in the OpenAI form. `content` may be null only where `tool_calls` are given."""
+    """One turn, in OpenAI's format. `content` may be null only if `tool_calls` is given."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
@@ -88,7 +88,7 @@ class Sample(Wire):
     messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     tools: tuple[JsonObject, ...] | None = Field(default=None, max_length=256)
     labels: dict[LabelName, Label | None] | None = Field(
-        default=None, max_length=MAX_LABELS, description="of which the index gets those that the job names"
+        default=None, max_length=MAX_LABELS, description="the index gets those that the job names"
     )
     text: Text | None = None
     token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS)
@@ -112,26 +112,26 @@ class Sample(Wire):
 
 
 class Repeatable(Wire):
-    """A source that may be taken several times, and in another order than its own."""
+    """A source that may be read several times, and in shuffled order."""
 
     # Left out of the JSON where nothing is asked, as `ExtractRequest.part`.
     repeat: Annotated[int, Field(ge=1, le=10_000)] | Literal["forever"] = Field(
         default=1,
         exclude_if=lambda repeat: repeat == 1,
-        description="passes over the rows, each planned when the one before is captured but for some units; "
-        "more than one needs `storage.retention: consumed`",
+        description="passes over the rows; each is planned once all but a few units of the previous one are "
+        "captured; more than one needs `storage.retention: consumed`",
     )
     seed: int | None = Field(
         default=None,
         ge=0,
         le=2**63 - 1,
         exclude_if=lambda seed: seed is None,
-        description="shuffles the rows of each pass anew, 1,000 at a time; null keeps the source's order",
+        description="shuffles each pass anew with a buffer of 1,000 rows; null keeps the source's order",
     )
 
     @property
     def is_as_it_stands(self) -> bool:
-        """Whether the rows are taken once, in their order."""
+        """Whether the rows are taken once, in the source's order."""
         return self.repeat == 1 and self.seed is None
 
 
@@ -143,16 +143,18 @@ class InlineSource(Repeatable):
 
 
 class FileSource(Repeatable):
-    """A JSONL or Parquet file, or those in a folder or of a glob in name order, under an allowed root."""
+    """A JSONL or Parquet file, or all files of a folder or glob in name order, under an allowed root."""
 
     kind: Literal["file"]
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=NO_NUL)]
     limit: int | None = Field(default=None, ge=1, description="take only the first rows")
     min_age_s: int = Field(
-        default=0, ge=0, le=2_592_000, description="leave out files that were changed within so many seconds"
+        default=0, ge=0, le=2_592_000, description="leave out files changed within this many seconds"
     )
     marker: FileSuffix | None = Field(
-        default=None, description="take only files beside one of their name and this, such as '.done'"
+        default=None,
+        description="take only files that have a marker file beside them, named like the file plus this "
+        "suffix, such as '.done'",
     )
 
 
@@ -168,7 +170,7 @@ class HubSource(Repeatable):
 
 
 class PostedSource(Wire):
-    """Samples that were posted to the schedule whose request this is; no other request has such a source."""
+    """Samples posted to the schedule; only the request of a schedule may have this source."""
 
     kind: Literal["posted"]
 

@@ -1,4 +1,4 @@
-"""Webhooks: where a job's end is reported, and what is sent there, as Standard Webhooks say."""
+"""Webhooks: where a job's end is reported, and what is sent, following Standard Webhooks."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from schemas.base import Wire
 from schemas.job import JobState, JobSummary
 
 REPORTED_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED})
-"""States that a webhook hears of: ends, and what waits for a person."""
+"""States that a webhook reports: the final ones, and BLOCKED, which waits for a person."""
 
 
 def _https(url: str) -> str:
@@ -26,13 +26,13 @@ def _https(url: str) -> str:
 
 
 class Webhook(Wire):
-    """An address that gets a signed `POST` when the job ends or is blocked."""
+    """A URL that receives a signed `POST` when the job ends or is blocked."""
 
     url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^[!-~]+$"), AfterValidator(_https)]
 
 
 class WebhookBody(Wire):
-    """What is sent: the job as it was at that moment."""
+    """The body of a report: the job as it was at that moment."""
 
     type: Literal["job.completed", "job.failed", "job.cancelled", "job.blocked"]
     timestamp: datetime
@@ -40,6 +40,6 @@ class WebhookBody(Wire):
 
 
 class WebhookSecret(Wire):
-    """The answer of `GET /webhooks/secret`: what the caller's webhooks are signed with."""
+    """The answer of `GET /webhooks/secret`: the secret that signs the caller's webhooks."""
 
     secret: str
