@@ -1,37 +1,37 @@
 """Every error of the service: its HTTP status, its stable type, and what happens to the work it stopped.
 
     QuarryError
-    |-- RequestError              422  what a user can fix in the request; names the field and the cure
+    |-- RequestError              422  the user can fix the request; names the field and the cure
     |   |-- UnknownModel               `model`, `revision`: no such model, or no right to read it
     |   |-- UnknownLayer               `layers`: an id outside 0..N, or a preset the model is too shallow for
     |   |-- SourceRefused              `source`: missing, unreadable, empty, or outside the allowed roots
     |   |-- TemplateRefused            `chat_template`: does not render, or has no stable turn boundaries
     |   `-- OptionRefused              any other option that this model or this service cannot honour
-    |-- KeyRefused                401  no key, or none that is valid
-    |-- CallerRefused             403  another host name, another site's page, or a key without that right
+    |-- KeyRefused                401  no key, or no valid one
+    |-- CallerRefused             403  a foreign host name, another site's page, or a key without the right
     |-- NotFound                  404
     |-- Conflict                  409
     |   |-- IdempotencyConflict        same key, other body
     |   |-- IdentityChanged            a resumed job would produce another dataset
-    |   |-- RecipeChanged              a schedule's job would write other states than those before it
+    |   |-- RecipeChanged              a schedule's job would write other states than earlier jobs
     |   `-- IllegalMove                the job's state does not allow it
-    |-- QuotaExceeded             429  the key's owner has as much as is allowed; the job is blocked
+    |-- QuotaExceeded             429  the key's owner has reached a limit; the job is blocked
     |-- StoreUnavailable          503  the database or the data folder cannot be used: retried, not counted
     |   `-- VersionRefused             the database has another version's tables: restart the newest service
     |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
     |-- EngineRefused             500  the engine cannot extract this: permanent
-    |-- EngineDied                503  the engine stopped: the unit is retried, and the death is the worker's
-    |   `-- EngineStuck                it runs, but answers nothing: the next unit gets a new engine
+    |-- EngineDied                503  the engine stopped: the unit is retried, the worker counts the death
+    |   `-- EngineStuck                it runs but does not answer: the next unit gets a new engine
     |-- StatesWrong               500  rows disagree with the model: permanent, never published
-    |-- ServiceBusy               503  more is asked at once than is worked on: ask again
-    |-- PlanningDied              503  the process that tokenizes ended: retried, and blocked in the end
+    |-- ServiceBusy               503  too many requests at once: ask again
+    |-- PlanningDied              503  the process that tokenizes died: retried, finally blocked
     |-- WriteFailed               503  a shard could not be written: retried
     |-- DiskFull                  507  the job is blocked until there is space; everything is kept
     |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked
     |-- HubUnavailable            503  the Hub failed or did not answer: retried
-    |   `-- HubLimited                 it was asked too often: asked again later, and not counted
-    |-- WebhookFailed             502  `webhook.url` took no report: tried again for three days
-    `-- DatasetBroken             422  `quarry verify`: a finished dataset is not what its manifest says
+    |   `-- HubLimited                 its rate limit was hit: retried later, and not counted
+    |-- WebhookFailed             502  `webhook.url` did not accept a report: retried for three days
+    `-- DatasetBroken             422  `quarry verify`: a finished dataset does not match its manifest
 
 Only an error's class decides whether work fails, is retried, or waits for a person. Its message never does.
 """
@@ -63,9 +63,9 @@ class QuarryError(Exception):
     outcome: ClassVar[Outcome] = Outcome.FAIL
     title: ClassVar[str] = "Internal error"
     usual_cure: ClassVar[str] = "look for the traceback in the log of the service or worker, and report it"
-    """What is said where an error has no cure of its own; docs/errors.md lists them."""
+    """The cure of an error that is given none of its own; docs/errors.md lists them."""
     wait_s: float = 0.0
-    """Before the work is tried again, at least."""
+    """The least time before the work is retried."""
 
     def __init__(self, detail: str, *, field: str | None = None, cure: str | None = None) -> None:
         """Keep the three parts apart, so that a problem document can name the field."""
@@ -96,14 +96,14 @@ class RequestError(QuarryError):
 
     status = 422
     title = "The request cannot be carried out"
-    usual_cure = "change the field that is named, and send the request again"
+    usual_cure = "change the named field and send the request again"
 
 
 class UnknownModel(RequestError):
     """The model or its revision cannot be read."""
 
     title = "Unknown model"
-    usual_cure = "check the name and the revision; a private one needs a token and a key for its namespace"
+    usual_cure = "check the name and revision; a private model needs a token, and a key for its namespace"
 
 
 class UnknownLayer(RequestError):
@@ -133,7 +133,7 @@ class OptionRefused(RequestError):
     """An option that this model or this service cannot honour."""
 
     title = "The option cannot be honoured"
-    usual_cure = "leave the option out, or change the setting that is named"
+    usual_cure = "leave the option out, or change the named setting"
 
 
 class KeyRefused(QuarryError):
@@ -141,23 +141,23 @@ class KeyRefused(QuarryError):
 
     status = 401
     title = "A key is needed"
-    usual_cure = "send 'Authorization: Bearer qk_...' with a key that is valid"
+    usual_cure = "send 'Authorization: Bearer qk_...' with a valid key"
 
 
 class CallerRefused(QuarryError):
-    """The host name is not the service's, a page of another site asks, or the key does not allow it."""
+    """The host name is not the service's, another site's page sent this, or the key does not allow it."""
 
     status = 403
     title = "The caller is refused"
-    usual_cure = "use a key with the right that is named, or a host name of QUARRY_ALLOWED_HOSTS"
+    usual_cure = "use a key with the named right, or a host name in QUARRY_ALLOWED_HOSTS"
 
 
 class NotFound(QuarryError):
-    """What was asked for does not exist."""
+    """The requested object does not exist."""
 
     status = 404
     title = "Not found"
-    usual_cure = "check the id or the name; another owner's counts as missing"
+    usual_cure = "check the id or name; objects of other owners count as missing"
 
 
 class Conflict(QuarryError):
@@ -165,35 +165,35 @@ class Conflict(QuarryError):
 
     status = 409
     title = "Conflict"
-    usual_cure = "look at what is there, and ask for what fits it"
+    usual_cure = "check the stored state, and send a request that fits it"
 
 
 class IdempotencyConflict(Conflict):
     """The idempotency key was used with another body."""
 
     title = "Idempotency key used with another body"
-    usual_cure = "send the request under another Idempotency-Key"
+    usual_cure = "send the request with another Idempotency-Key"
 
 
 class IdentityChanged(Conflict):
     """The job would produce another dataset."""
 
     title = "The dataset's identity changed"
-    usual_cure = "submit a new job: model, source or engine are no longer those that this one began with"
+    usual_cure = "submit a new job: the model, source or engine has changed since this one began"
 
 
 class RecipeChanged(Conflict):
-    """Model, tokenizer or template are no longer those of the schedule's earlier runs."""
+    """The model, tokenizer or template differs from the schedule's earlier runs."""
 
     title = "The schedule's recipe changed"
-    usual_cure = "pin the model's revision, or let the schedule's `changed_recipe` be `begin_anew`"
+    usual_cure = "pin the model's revision, or set the schedule's `changed_recipe` to `begin_anew`"
 
 
 class IllegalMove(Conflict):
     """The job's state does not allow this."""
 
     title = "Not possible in this state"
-    usual_cure = "look at the job's state; a completed job does not change, submit a new one"
+    usual_cure = "check the job's state; a completed job cannot change: submit a new one"
 
 
 class QuotaExceeded(QuarryError):
@@ -202,7 +202,7 @@ class QuotaExceeded(QuarryError):
     status = 429
     outcome = Outcome.BLOCK
     title = "The key's limit is reached"
-    usual_cure = "wait, delete jobs, or ask an admin for a larger key; then resume the job"
+    usual_cure = "wait, delete jobs, or ask an admin for a key with higher limits; then resume the job"
 
 
 class StoreUnavailable(QuarryError):
@@ -211,11 +211,11 @@ class StoreUnavailable(QuarryError):
     status = 503
     outcome = Outcome.VOID
     title = "The store is not available"
-    usual_cure = "look at the database and at the disk of QUARRY_DATA_DIR; what was being done is tried again"
+    usual_cure = "check the database and the disk of QUARRY_DATA_DIR; interrupted work is retried"
 
 
 class VersionRefused(StoreUnavailable):
-    """The database has another version's tables."""
+    """The database has the tables of another version."""
 
     title = "The database has another version"
     usual_cure = "run one version of Quarry on the database: restart the older processes"
@@ -227,14 +227,14 @@ class LeaseLost(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "Lease lost"
-    usual_cure = "nothing: another attempt goes on"
+    usual_cure = "nothing to do: another attempt continues"
 
 
 class EngineRefused(QuarryError):
     """The engine cannot extract what the job needs."""
 
     title = "The engine cannot extract this"
-    usual_cure = "look in the job's problem for what vLLM refuses; change the model, or the engine's options"
+    usual_cure = "see the job's problem for what vLLM refuses; change the model or the engine's options"
 
 
 class EngineDied(QuarryError):
@@ -243,14 +243,14 @@ class EngineDied(QuarryError):
     status = 503
     outcome = Outcome.VOID
     title = "The engine stopped"
-    usual_cure = "look in the worker's log for the engine's last lines, often of memory; the unit runs again"
+    usual_cure = "see the engine's last lines in the worker's log, often about memory; the unit runs again"
 
 
 class EngineStuck(EngineDied):
-    """The engine runs, but does not answer. Another one is started."""
+    """The engine runs but does not answer. A new one is started."""
 
     title = "The engine does not answer"
-    usual_cure = "look at the GPU; raise QUARRY_ENGINE_SILENCE_S if an answer may take so long"
+    usual_cure = "check the GPU; raise QUARRY_ENGINE_SILENCE_S if an answer may take that long"
 
 
 class StatesWrong(QuarryError):
@@ -258,26 +258,26 @@ class StatesWrong(QuarryError):
 
     title = "Captured states are wrong"
     usual_cure = (
-        "report it with the canary's report in the job's problem: the rows were refused, none is stored"
+        "report this, with the canary's report in the job's problem; the rows were refused and not stored"
     )
 
 
 class ServiceBusy(QuarryError):
-    """Others are worked for now."""
+    """The service is busy with other requests."""
 
     status = 503
     outcome = Outcome.RETRY
     title = "The service is busy"
-    usual_cure = "send it again after the seconds of Retry-After"
+    usual_cure = "retry after the number of seconds in Retry-After"
 
 
 class PlanningDied(QuarryError):
-    """The process that reads, renders and tokenizes ended, and neither source nor template is to blame."""
+    """The process that reads, renders and tokenizes died, and not because of the source or template."""
 
     status = 503
     outcome = Outcome.RETRY
     title = "Planning stopped"
-    usual_cure = "look in the planner's log, and in the kernel's for memory; planning goes on by itself"
+    usual_cure = "check the planner's log, and the kernel's for lack of memory; planning is retried"
 
 
 class WriteFailed(QuarryError):
@@ -286,7 +286,7 @@ class WriteFailed(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "A shard could not be written"
-    usual_cure = "mend the rights or the disk that is named; the unit is written again"
+    usual_cure = "fix the permissions or the disk that is named; the unit is written again"
 
 
 class DiskFull(QuarryError):
@@ -304,7 +304,7 @@ class HubDenied(QuarryError):
     status = 403
     outcome = Outcome.BLOCK
     title = "The Hub refuses"
-    usual_cure = "give a token that may write there with QUARRY_HUB_TOKEN_FILE; then resume the job"
+    usual_cure = "set QUARRY_HUB_TOKEN_FILE to a token that may write there; then resume the job"
 
 
 class HubUnavailable(QuarryError):
@@ -313,36 +313,36 @@ class HubUnavailable(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "The Hub is not available"
-    usual_cure = "nothing: it is tried again; look at the Hub's status if it lasts"
+    usual_cure = "nothing to do: it is retried; check the Hub's status if this persists"
 
 
 class HubLimited(HubUnavailable):
-    """The Hub was asked more often than it allows, and asks to be left alone for `wait_s`."""
+    """The Hub's rate limit was exceeded; it asks for a pause of `wait_s`."""
 
     outcome = Outcome.VOID
     title = "The Hub's rate limit is reached"
-    usual_cure = "nothing: it goes on after the Hub's own time"
+    usual_cure = "nothing to do: it continues after the pause that the Hub asked for"
 
 
 class WebhookFailed(QuarryError):
-    """The address that a job's end is reported to did not take it."""
+    """The webhook's URL did not accept the report of a job."""
 
     status = 502
     outcome = Outcome.RETRY
     title = "The webhook was not taken"
-    usual_cure = "look at the receiver's log; 'quarry jobs redeliver ID' sends it again"
+    usual_cure = "check the receiver's log; 'quarry jobs redeliver ID' sends the report again"
 
 
 class DatasetBroken(QuarryError):
-    """A finished dataset is not what its manifest says."""
+    """A finished dataset does not match its manifest."""
 
     status = 422
     title = "The dataset is broken"
-    usual_cure = "capture the units that are named again, or take the dataset from where it is whole"
+    usual_cure = "capture the named units again, or get an intact copy of the dataset"
 
 
 def internal_error(error: Exception) -> QuarryError:
-    """Return what a job says of an error that nobody foresaw."""
+    """Return the error that a job reports for an unforeseen exception."""
     # It may quote what a user wrote: as ASCII it fits any database.
     message = ascii(error)[:MAX_MESSAGE_CHARS]
     return QuarryError(f"internal error: {message}", cure="look for the traceback in the worker's log")
@@ -350,7 +350,7 @@ def internal_error(error: Exception) -> QuarryError:
 
 @contextmanager
 def removing() -> Iterator[None]:
-    """Translate what goes wrong while folders are removed. Raises WriteFailed."""
+    """Translate errors of removing folders. Raises WriteFailed."""
     try:
         yield
     except OSError as error:
@@ -360,7 +360,7 @@ def removing() -> Iterator[None]:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Translate what goes wrong while `what` is written: a full disk blocks the job, the rest is retried.
+    """Translate errors of writing `what`: a full disk blocks the job, everything else is retried.
 
     Raises DiskFull, WriteFailed.
     """

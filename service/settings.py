@@ -18,9 +18,9 @@ from service.logs import log_to_stderr
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. One instance is made at start and passed down.
+    """All settings. One instance is made at start and passed down.
 
-    Nothing reads the environment later. `docs/settings.md` is made of the fields and their docstrings.
+    Nothing reads the environment later. `docs/settings.md` is generated from the fields and their docstrings.
     """
 
     model_config = SettingsConfigDict(
@@ -33,17 +33,17 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path("quarry-data")
-    """Folder of the database and attempts, and of the finished datasets, `jobs/<job>/`.
+    """Folder of the database, the attempts and the finished datasets, `jobs/<job>/`.
 
-    One file system: files are renamed between the folders in it.
+    It must be one file system: files are renamed between its folders.
     """
     out_dir: Path | None = None
-    """Set by `quarry extract --out` alone; unset: each job's dataset is below `data_dir/jobs/`."""
+    """Set only by `quarry extract --out`; unset: each job's dataset is below `data_dir/jobs/`."""
     database_url: SecretStr | None = None
     """SQLAlchemy URL; unset: SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`.
 
-    PostgreSQL's `synchronous_commit` must not be off (its default is on): a commit that is lost after it was
-    acknowledged is lost rows.
+    PostgreSQL's `synchronous_commit` must not be off (its default is on): if an acknowledged commit is lost,
+    rows are lost.
     """
     source_roots: tuple[Path, ...] = ()
     """Folders that file sources may be read from. Without any, file sources are refused."""
@@ -55,138 +55,140 @@ class Settings(BaseSettings):
     port: int = Field(default=8642, ge=0, le=65535)
     """Port that the API listens on; 0 takes a free one."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that callers reach the API by, beside loopback names, `host` and the address called."""
+    """Further host names for the API, besides loopback names, `host` and the address that was called."""
     admin_key_file: Path | None = None
-    """File that holds the operator's API key, a word of 32 characters or more; read at each use.
+    """File that holds the operator's API key, one word of at least 32 characters; read at each use.
 
-    Further keys are made with it: `quarry keys add`. Without it and without keys the API is served on the
-    loopback alone, to every local caller.
+    Use it to make further keys: `quarry keys add`. Without it and without keys, the API listens only on the
+    loopback interface and serves every local caller.
     """
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
-    """Largest request body. Each object, list and field in it counts as 16 bytes more."""
+    """Largest request body. Each object, list and field in it counts as 16 extra bytes."""
     request_timeout_s: float = Field(default=60.0, gt=0)
-    """Time within which a caller must send a request whole, or go on taking the answer."""
+    """Time in which a caller must send a whole request; also how long it may stop reading the answer."""
     max_connections: int = Field(default=1000, ge=16)
-    """Open connections; beyond it the one that has been silent for longest is closed."""
+    """Most open connections; beyond it, the one that has been idle longest is closed."""
     event_listeners: int = Field(default=256, ge=1)
-    """Event streams, and requests for units, of one API key or of all who send none; together half of the
-    connections."""
-    roles: tuple[Role, ...] = tuple(Role)
-    """What workers do, as JSON; `quarry worker --roles`. `["capture", "store"]` needs no data folder.
+    """Most event streams and requests for units per key owner, and of all callers without a key together.
 
-    `QUARRY_DATA_DIR` is then scratch of this machine: captured units lie there until they are stored.
+    All of them together take at most half of the connections.
+    """
+    roles: tuple[Role, ...] = tuple(Role)
+    """What workers do, as JSON; also `quarry worker --roles`. `["capture", "store"]` needs no data folder.
+
+    `QUARRY_DATA_DIR` is then local scratch space that holds captured units until they are stored.
     """
     host_lost_s: float = Field(default=1800.0, ge=60.0)
-    """Silence after which the units of a machine without the data folder that are not stored run again."""
+    """Silence after which a machine without the data folder is lost: its unstored units run again."""
     scratch_bytes: int | None = Field(default=None, ge=2**20)
-    """Bytes of shards that may wait to leave: for their upload, of jobs with `storage.keep_local: false`, and
-    of all where the data folder is not; for their consumers, of jobs with `storage.retention: consumed`.
+    """Limit for shards that wait for their upload (of jobs with `storage.keep_local: false`; of all jobs on
+    machines without the data folder) or for their consumers (of jobs with `storage.retention: consumed`).
 
-    Unset: no bound. Units of such jobs are captured up to it, and go on when some have left.
+    Unset: no limit. At the limit, capture of such jobs pauses until some shards have left.
     """
     min_free_bytes: int = Field(default=2**30, ge=0)
-    """Free space in the data folder below which no job, schedule or sample is taken."""
+    """Free space in the data folder below which no new job, schedule or sample is accepted."""
 
     webhook_secret_file: Path | None = None
-    """File of 32 random characters or more, from which the secrets that webhooks are signed with are made.
+    """File of at least 32 random characters, from which the secrets that sign webhooks are derived.
 
-    Without it jobs with a webhook are refused.
+    Without it, jobs with a webhook are refused.
     """
     webhook_hosts: tuple[str, ...] = ()
-    """Hosts of webhooks whose addresses may be private, as JSON. Of others only public ones are called."""
+    """Webhook hosts whose addresses may be private, as JSON. Others are called only at public addresses."""
 
     hub_endpoint: str | None = None
     """Base URL of the Hub; unset: the public one."""
     hub_token: SecretStr | None = None
     """The Hub token. A file is safer."""
     hub_namespaces: tuple[str, ...] | None = None
-    """Users and organizations of the Hub that the token is used for, as JSON; unset or `["*"]`: all.
+    """Hub users and organizations that the token is used for, as JSON; unset or `["*"]`: all.
 
-    A job pushes to these alone. Of others it reads what is public.
+    Jobs push only to these. From others they read only what is public.
     """
     hub_token_file: Path | None = None
-    """File that holds the Hub token; read at each use, so that it can be replaced while the service runs."""
+    """File that holds the Hub token; read at each use, so it can be replaced while the service runs."""
 
     engine: str = "service.capture.vllm_engine:VllmEngine"
     """Import path of the engine class."""
     engine_options: dict[str, JsonValue] = {}
-    """More keyword arguments of vLLM's engine, as JSON. Options that would spoil rows are refused."""
+    """Further keyword arguments of vLLM's engine, as JSON. Options that would corrupt rows are refused."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=MAX_RANKS)
     """GPUs that the model is split over."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
     """Share of the GPU's memory that the engine takes; unset: vLLM's default."""
     cpu_kv_cache_gib: int = Field(default=2, ge=1)
-    """KV cache of the engine's CPU build, which would otherwise take nine tenths of the machine's memory."""
+    """KV cache in GiB with vLLM's CPU build, which would otherwise take 9/10 of the machine's memory."""
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
     """How long the engine may take to start."""
     engine_silence_s: float = Field(default=3600.0, gt=0)
-    """How long an engine may leave requests unanswered before it is replaced: more than an answer takes."""
+    """How long an engine may answer no request before it is replaced; must be longer than an answer takes."""
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
-    """Host memory that a connector worker drains through; at least one sample of the longest length."""
+    """Host memory that a connector worker drains states through; at least one sample of full length."""
     writer_threads: int | None = Field(default=None, ge=1, le=64)
-    """Threads of each rank that write rows, and as many that encode them.
+    """Threads of each rank that write rows; as many more encode them.
 
-    Unset: half of its share of the cores, 2 to 8.
+    Unset: half of the rank's share of the cores, 2 to 8.
     """
 
     lease_s: float = Field(default=60.0, ge=1.0)
-    """How long a unit, a plan or a repository stays with a silent owner."""
+    """How long a silent worker keeps its lease on a unit, plan or repository."""
     keep_jobs_days: float | None = Field(default=None, ge=0.0)
-    """Days after its end that a job is kept; unset: forever. What it pushed stays on the Hub."""
+    """Days for which a job is kept after it ends; unset: forever. What it pushed stays on the Hub."""
     delete_old_datasets: bool = False
-    """Delete a job's dataset from the data folder with the job, when `keep_jobs_days` are over."""
+    """When `keep_jobs_days` are over, delete the job's dataset in the data folder along with the job."""
     planners: int = Field(default=2, ge=1, le=16)
-    """Jobs that one worker plans at once, each in a child of its own."""
+    """Jobs that one worker plans at once, each in its own child process."""
     publishers: int = Field(default=3, ge=1, le=64)
     """Datasets that one worker publishes at once; a repository has one publisher at a time."""
     poll_s: float = Field(default=0.5, gt=0)
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)
-    """Attempts at a unit before its job fails; ten workers that die silently over one unit block the job.
+    """Attempts at a unit before its job fails; if ten workers die silently on one unit, the job is blocked.
 
-    The death of an engine is no attempt.
+    The death of an engine does not count as an attempt.
     """
     engine_rest_s: float = Field(default=3600.0, gt=0)
-    """How long a worker takes no unit of a model over which its engine died three times in a row."""
+    """How long a worker takes no units of a model on which its engine died three times in a row."""
     unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
-    """Most samples of a unit."""
+    """Most samples in a unit."""
     units_in_flight: int = Field(default=2, ge=1, le=16)
-    """Units whose rows one worker has in its engine at once, so that it sees no bubble between them."""
+    """Units whose rows one worker has in its engine at once, so that it does not idle between units."""
     units_in_proof: int = Field(default=4, ge=0, le=64)
-    """Units that may wait for receipt, proof and commit beside those; a core proves about 1 GB/s."""
+    """Further units that may wait for receipt, proof and commit; one core proves about 1 GB/s."""
     in_flight_tokens: int = Field(default=65_536, ge=1)
     """Most tokens that one worker has in its engine at once. Several batches keep the engine full."""
     in_flight_requests: int = Field(default=512, ge=1)
     """Most requests that one worker has in its engine at once."""
     plan_row_cpu_s: float = Field(default=60.0, gt=0)
-    """CPU time of planning one row, or of loading the tokenizer, after which the job fails."""
+    """CPU time that planning one row, or loading the tokenizer, may take before the job fails."""
     plan_silence_s: float = Field(default=600.0, gt=0)
-    """How long one row may take while no CPU time passes, as on a disk that does not answer; where a dataset
-    is verified, how long one row, or 1 MiB of a file, may take at all."""
+    """How long one row may take without using CPU time, for example on a disk that does not answer; in
+    `quarry verify`, how long one row, or 1 MiB of a file, may take in total."""
     plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)
-    """Memory that the tokenizer, the template and the row that is read may take, beside the libraries; so may
-    the card and the jobs of a repository that is pushed to."""
+    """Memory that the tokenizer, the template and the current row may take beyond the libraries; also the
+    limit for the card and the job list of a repository that is pushed to."""
     estimates_at_once: int = Field(default=2, ge=1, le=64)
-    """Estimates that the API makes at once, half of them for one key's owner; another is a 429."""
+    """Estimates that the API runs at once, at most half of them for one key owner; others get a 429."""
     worker_metrics_port: int | None = Field(default=None, ge=1, le=65_535)
-    """Port of a worker's own `/metrics`, which asks for no key; the next one of `--workers` takes the next.
+    """Port of a worker's own `/metrics`, which needs no key; each further one of `--workers` adds 1.
 
-    vLLM then keeps its statistics, which are there too. Unset: none.
+    vLLM then keeps its statistics, which are served there too. Unset: no endpoint.
     """
     worker_metrics_host: str = "127.0.0.1"
-    """Address that workers' `/metrics` are listened on; `0.0.0.0` for a Prometheus elsewhere."""
+    """Address that workers serve `/metrics` on; `0.0.0.0` for a Prometheus on another machine."""
     log_format: Literal["text", "json"] = "text"
-    """Of the log lines of services and workers; `json`: an object a line, with job, unit and epoch."""
+    """Log format of services and workers; `json`: one object per line, with job, unit and epoch."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)
-    """How long the last rows of a unit may take to be written after the engine has answered them all."""
+    """How long writing the last rows of a unit may take after the engine has answered all of them."""
     drain_s: float = Field(default=120.0, ge=0)
-    """After SIGTERM: how long units in the engine may take to end before they are given back."""
+    """How long units in the engine may take to finish after SIGTERM before they are given back."""
     read_memory_bytes: int = Field(default=8 * 2**30, ge=2**26)
-    """Memory that `quarry verify` may take beside its libraries to read a dataset, which is not trusted."""
+    """Memory that `quarry verify` may take beyond its libraries to read a dataset, which is not trusted."""
     publish_attempts: int = Field(default=24, ge=1)
-    """Attempts at a push without a new commit before its job is blocked; each lasts up to 15 minutes."""
+    """Push attempts without a new commit before the job is blocked; each lasts up to 15 minutes."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
-    """Memory that the canary's reference may take for its largest layer; unset: half of what is available."""
+    """Memory of the canary's reference for its largest layer; unset: half of the available memory."""
 
     @field_validator("roles")
     @classmethod
@@ -248,7 +250,7 @@ class Settings(BaseSettings):
         return token or None
 
     def with_secrets(self) -> bytes:
-        """Return everything as JSON, secrets in plain text: to be handed to a child, and never to a log."""
+        """Return everything as JSON, secrets in plain text: for a child process, never for a log."""
         secrets = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
         return to_json(dict(self) | secrets)
 
@@ -257,12 +259,12 @@ class Settings(BaseSettings):
         return self.model_copy(update=dict.fromkeys(_SECRETS))
 
     def with_secrets_of(self, other: Self) -> Self:
-        """Return these settings with the secrets of others, where they have some."""
+        """Return these settings with the secrets that `other` has."""
         own = {name: value for name in _SECRETS if (value := getattr(other, name)) is not None}
         return self.model_copy(update=own)
 
     def of_worker(self, number: int) -> Self:
-        """Return the settings of one of a node's workers, counted from 0: each has a port of its own."""
+        """Return the settings of one of a node's workers, counted from 0: each has its own metrics port."""
         port = self.worker_metrics_port
         return self if port is None else self.model_copy(update={"worker_metrics_port": port + number})
 
@@ -280,11 +282,11 @@ class Settings(BaseSettings):
 
     @property
     def spool_root(self) -> Path:
-        """Posted samples, by the number of their schedule. On one filesystem with the work root."""
+        """Posted samples, by the number of their schedule; on the same file system as the work root."""
         return self.data_dir / "spool"
 
     def spool(self, schedule: int) -> Path:
-        """Return the folder of samples that were posted to a schedule and wait for its next job."""
+        """Return the folder of samples posted to a schedule that wait for its next job."""
         return self.spool_root / str(schedule)
 
     def dataset_dir(self, job_id: str) -> Path:
@@ -298,12 +300,12 @@ _SECRETS = tuple(
 
 
 def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any setting
-    """Return the settings of the environment; an option that was given wins.
+    """Return the settings of the environment; given options override them.
 
-    What is secret is taken out of the environment, which every child would inherit.
+    Secrets are removed from the environment, which every child would inherit.
 
     Raises:
-        OptionRefused: naming the first setting that cannot be used.
+        OptionRefused: names the first setting that cannot be used.
     """
     try:
         settings = Settings(**{name: value for name, value in options.items() if value is not None})

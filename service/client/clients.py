@@ -1,4 +1,4 @@
-"""The two clients: what they send and in which order is the same, one blocks and the other awaits."""
+"""The two clients: both send the same calls in the same order; one blocks and the other awaits."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from service.errors import KeyRefused, OptionRefused
 
 DEFAULT_SERVER = "http://127.0.0.1:8642"
 KEPT_S = 3.0
-"""That a silent connection is used again; the service closes it after five."""
+"""How long an idle connection is reused; the service closes it after five seconds."""
 POLL_S = 1.0
 MAX_UNANSWERED = 5
 PIECE_BYTES = 2**24
@@ -31,15 +31,16 @@ Item = TypeVar("Item")
 
 
 class Quarry(Routes):
-    """One service, for code that blocks. May be used by several threads at once."""
+    """A client for blocking code. Several threads may use it at once."""
 
     def __init__(self, server: str | None = None, key: str | None = None) -> None:
         """Prepare for the service at base URL `server`; connects at the first call.
 
-        Without `server` it is that of QUARRY_SERVER, else the one on this machine. Without `key` it is that
-        of QUARRY_KEY, or in the file that QUARRY_KEY_FILE names. Proxies of the environment are not used.
+        `server` defaults to QUARRY_SERVER, else to this machine. `key` defaults to the content of the file
+        QUARRY_KEY_FILE, else to QUARRY_KEY. Proxy settings in the environment are ignored.
 
-        Raises OSError: the file cannot be read. ProblemReceived: the key cannot be sent.
+        Raises OSError: the file cannot be read. ProblemReceived: `server` is no URL, or the key cannot be
+        sent.
         """
         self._http = httpx2.Client(**_options(server, key))
 
@@ -69,9 +70,9 @@ class Quarry(Routes):
             yield from items
 
     def follow(self, job_id: str) -> Iterator[JobSummary]:
-        """Yield a job every second until it rests; waits for a service that restarts.
+        """Yield a job every second until it ends, is blocked or paused; waits while the service restarts.
 
-        Raises ProblemReceived: the job is not there, or the service has not answered several times.
+        Raises ProblemReceived: there is no such job, or the service fails to answer several times.
         """
         patience = _Patience()
         while True:
@@ -86,7 +87,7 @@ class Quarry(Routes):
             time.sleep(POLL_S)
 
     def download(self, job_id: str, path: str, to: Path) -> None:
-        """Write a file of the dataset, by its path there, to `to`, which it replaces once it is whole.
+        """Download the dataset's file `path` to `to`, which is replaced once the download is complete.
 
         Raises ProblemReceived, OSError.
         """
@@ -98,7 +99,7 @@ class Quarry(Routes):
 
 
 class AsyncQuarry(Routes):
-    """One service, for code that awaits, with the methods of `Quarry`."""
+    """A client for code that awaits, with the methods of `Quarry`."""
 
     def __init__(self, server: str | None = None, key: str | None = None) -> None:
         """Prepare as `Quarry` does."""
@@ -131,7 +132,7 @@ class AsyncQuarry(Routes):
                 yield item
 
     async def follow(self, job_id: str) -> AsyncIterator[JobSummary]:
-        """Yield a job every second until it rests, as `Quarry.follow` does."""
+        """Yield a job every second, as `Quarry.follow` does."""
         patience = _Patience()
         while True:
             try:
@@ -145,7 +146,7 @@ class AsyncQuarry(Routes):
             await asyncio.sleep(POLL_S)
 
     async def download(self, job_id: str, path: str, to: Path) -> None:
-        """Write a file of the dataset to `to`, as `Quarry.download` does."""
+        """Download a file of the dataset to `to`, as `Quarry.download` does."""
         with sealing(to, uuid4().hex) as new, new.open("wb") as file:
             more = True
             while more:
@@ -154,7 +155,7 @@ class AsyncQuarry(Routes):
 
 
 class _Patience:
-    """How often a service that is followed has not answered; until it has once, it need not be there."""
+    """Counts failures in a row to answer while a job is followed; the first call must be answered."""
 
     def __init__(self) -> None:
         self._unanswered = MAX_UNANSWERED
@@ -183,7 +184,7 @@ def _base_url(server: str | None) -> httpx2.URL:
 
 
 def _options(server: str | None, key: str | None) -> dict[str, Any]:
-    """Return what an HTTP client is made with. Raises OSError."""
+    """Return the arguments of an HTTP client. Raises OSError, ProblemReceived."""
     file = os.environ.get("QUARRY_KEY_FILE") if key is None else None
     key = os.environ.get("QUARRY_KEY", "") if key is None else key
     if file:

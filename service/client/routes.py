@@ -1,4 +1,4 @@
-"""The routes of a service, each once: where it is, what it takes, and what it answers."""
+"""The routes of a service, each defined once: its path, its arguments and its answer."""
 
 import inspect
 import re
@@ -43,7 +43,7 @@ from service.client.problem import ProblemReceived, not_quarrys
 from service.errors import NotFound
 
 TIMEOUT_S, CHECK_S = 30.0, 300.0
-"""For an answer; and for that to a request that is checked first, also by asking the Hub."""
+"""For an answer; and for one to a request that is checked first, which may involve the Hub."""
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
@@ -110,7 +110,7 @@ class _Method(Protocol[P, Blocking, Awaiting]):
 
 Sent = dict[str, Any] | None
 _Described = Callable[Concatenate[Any, P], Sent]
-"""What `httpx2` is to send beside the arguments that are in the path; its docstring is the method's."""
+"""What `httpx2` sends besides the arguments in the path; its docstring is the method's."""
 
 
 def _route(
@@ -123,13 +123,13 @@ def _route(
 def _list(
     path: str, page: type[Page], option: str, of_page: Callable[[Page], tuple[Sequence[Item], object]]
 ) -> Callable[[_Described[P]], _Method[P, Iterator[Item], AsyncIterator[Item]]]:
-    """Make a method that lists the items of every page. `of_page` returns a page's, and the next `option`."""
+    """Make a method that lists the items of all pages. `of_page` returns a page's, and the next `option`."""
     listing = Call("GET", path, _of(page), {})
     return _method(listing, lambda client, call: client.items(Pages(call, option, of_page)))
 
 
 def _method(template: Call[Any], do: Callable[[Any, Call[Any]], object]) -> Callable[[Any], Any]:
-    """Return a decorator: `do` gets the client, and the call with the options that the decorated returns."""
+    """Return a decorator: `do` gets the client and the call, with the decorated function's options."""
 
     def made(described: Callable[..., Sent]) -> Callable[..., object]:
         @wraps(described)
@@ -144,7 +144,7 @@ def _method(template: Call[Any], do: Callable[[Any, Call[Any]], object]) -> Call
 
 
 def _filled(path: str, names: Mapping[str, object]) -> str:
-    """Fill `names` into `path`; of them the one called `path` may have slashes. Raises ProblemReceived."""
+    """Fill `names` into `path`; only the one called `path` may have slashes. Raises ProblemReceived."""
     quoted = {
         name: quote(str(value), safe="/" * (name == "path"), errors="replace")
         for name, value in names.items()
@@ -156,7 +156,7 @@ def _filled(path: str, names: Mapping[str, object]) -> str:
 
 
 def _json(document: Document) -> object:
-    """Return what is sent: of a model, what was set."""
+    """Return what is sent: of a model, the fields that were set."""
     if isinstance(document, BaseModel):
         return document.model_dump(mode="json", exclude_unset=True)
     return document
@@ -171,7 +171,7 @@ def _nothing(_: httpx2.Response) -> None:
 
 
 def _part(response: httpx2.Response) -> FilePart:
-    """Read what answers a request for a range, which may be the whole file. Raises ProblemReceived."""
+    """Read the answer to a request for a range, which may be the whole file. Raises ProblemReceived."""
     first, last = (int(number) for number in re.findall("[0-9]+", response.request.headers["range"]))
     if response.status_code != httpx2.codes.PARTIAL_CONTENT:
         return FilePart(response.content[first : last + 1], len(response.content))
@@ -186,14 +186,14 @@ class Routes:
 
     @_route("POST", "/extract", _of(JobSummary))
     def submit(self, request: Document, *, key: str | None = None, priority: int = 0) -> Sent:
-        """Submit a job. The same `key` with the same request is the same job; without one it is a new job."""
+        """Submit a job. The same `key` and request give the same job; without a key it is a new job."""
         headers = {"Idempotency-Key": key or uuid4().hex}
         query = {"priority": priority}
         return {"params": query, "json": _json(request), "headers": headers, "timeout": CHECK_S}
 
     @_route("POST", "/estimate", _of(Estimate))
     def estimate(self, request: Document) -> Sent:
-        """Say what a job would need; reads its source, runs nothing."""
+        """Estimate what a job would need; reads its source but runs nothing."""
         return {"json": _json(request), "timeout": 3600.0}
 
     @_list("/jobs", JobPage, "cursor", lambda page: (page.jobs, page.next_cursor))
@@ -203,15 +203,15 @@ class Routes:
 
     @_route("GET", "/jobs/{job_id}", _of(JobSummary))
     def job(self, job_id: str) -> None:
-        """Say how a job stands."""
+        """Return the state of a job."""
 
     @_route("GET", "/jobs/{job_id}/request", _of(ExtractRequest))
     def request(self, job_id: str) -> None:
-        """Return the request that a job was made of, with every default written out."""
+        """Return the request that a job was made from, with every default filled in."""
 
     @_route("POST", "/jobs/{job_id}/cancel", _of(JobSummary))
     def cancel(self, job_id: str) -> None:
-        """Stop a job; what it has committed is kept."""
+        """Cancel a job; what it has committed is kept."""
 
     @_route("POST", "/jobs/{job_id}/pause", _of(JobSummary))
     def pause(self, job_id: str) -> None:
@@ -223,17 +223,17 @@ class Routes:
 
     @_route("PATCH", "/jobs/{job_id}", _of(JobSummary))
     def set_priority(self, job_id: str, priority: int) -> Sent:
-        """Set a job's priority: jobs of a higher one are worked on first."""
+        """Set a job's priority; jobs with a higher one run first."""
         return {"json": {"priority": priority}}
 
     @_route("DELETE", "/jobs/{job_id}", _nothing)
     def delete(self, job_id: str, *, dataset: bool = False) -> Sent:
-        """Delete a job that has ended, and with `dataset` its dataset in the service's data folder."""
+        """Delete a job that has ended and, with `dataset`, its dataset in the service's data folder."""
         return {"params": {"dataset": "delete" if dataset else "keep"}}
 
     @_list("/jobs/{job_id}/rejects", RejectPage, "after", lambda page: (page.rejects, page.next_after))
     def rejects(self, job_id: str) -> None:
-        """List the samples that are not in the dataset, and why."""
+        """List the rejected samples, and why."""
 
     @_list(
         "/jobs/{job_id}/units",
@@ -242,17 +242,17 @@ class Routes:
         lambda page: (page.units, page.next_after if page.units else None),
     )
     def units(self, job_id: str) -> None:
-        """List the units that are committed so far with their files, in the order of their commits."""
+        """List the units committed so far with their files, in commit order."""
 
     @_route("GET", "/jobs/{job_id}/units", _of(UnitPage))
     def unit_page(self, job_id: str, *, after: int = -1, limit: int = 100, wait_s: int = 0) -> Sent:
-        """List committed units behind the place `after`; wait for one if there is none."""
+        """List committed units after the place `after`; wait up to `wait_s` if there are none."""
         query = {"after": after, "limit": limit, "wait": wait_s}
         return {"params": query, "timeout": TIMEOUT_S + wait_s}
 
     @_route("GET", "/jobs/{job_id}/manifest", _of(Manifest))
     def manifest(self, job_id: str) -> None:
-        """Return the whole account of a completed job."""
+        """Return the manifest of a completed job."""
 
     @_route("GET", "/jobs/{job_id}/files/{path}", _part)
     def file(self, job_id: str, path: str, *, offset: int = 0, num_bytes: int) -> Sent:
@@ -261,26 +261,26 @@ class Routes:
 
     @_route("GET", "/jobs/{job_id}/consumers", _of(ConsumerPage))
     def consumers(self, job_id: str) -> None:
-        """List the consumers of a job whose shards go once all of them have read them."""
+        """List the consumers of a job whose shards are removed once every consumer has read them."""
 
     @_route("PUT", "/jobs/{job_id}/consumers/{consumer}", _nothing)
     def acknowledge(
         self, job_id: str, consumer: str, after: int = -1, *, expires_s: int | None = None
     ) -> Sent:
-        """Make a consumer, or say that it has all units up to the place `after`."""
+        """Register a consumer, or record that it has all units up to the place `after`."""
         return {"json": {"after": after, "expires_s": expires_s}}
 
     @_route("DELETE", "/jobs/{job_id}/consumers/{consumer}", _nothing)
     def remove_consumer(self, job_id: str, consumer: str) -> None:
-        """Wait for a consumer no longer."""
+        """Remove a consumer, which is then no longer waited for."""
 
     @_route("POST", "/jobs/{job_id}/webhook", _of(JobSummary))
     def redeliver(self, job_id: str) -> None:
-        """Report a job's last end to its webhook once more."""
+        """Send a job's last report to its webhook again."""
 
     @_route("GET", "/webhooks/secret", _of(WebhookSecret))
     def webhook_secret(self) -> None:
-        """Say what the webhooks of the caller's jobs are signed with."""
+        """Return the secret that signs the webhooks of the caller's jobs."""
 
     @_list("/schedules", SchedulePage, "after", lambda page: (page.schedules, page.next_after))
     def schedules(self) -> Sent:
@@ -289,15 +289,15 @@ class Routes:
 
     @_route("GET", "/schedules/{name}", _of(ScheduleView))
     def schedule(self, name: str) -> None:
-        """Say how a schedule stands, and when its next slots are."""
+        """Return the state of a schedule and its next slots."""
 
     @_route("GET", "/schedules/{name}/request", _of(ExtractRequest))
     def schedule_request(self, name: str) -> None:
-        """Return the request that a schedule's jobs are made of."""
+        """Return the request that a schedule's jobs are made from."""
 
     @_route("POST", "/schedules", _of(ScheduleView))
     def add_schedule(self, new: NewSchedule | Mapping[str, Any], *, preview: bool = False) -> Sent:
-        """Make a schedule; with `preview` only check it and return its next slots."""
+        """Make a schedule; with `preview`, only check it and return its next slots."""
         return {"params": {"preview": preview}, "json": _json(new), "timeout": CHECK_S}
 
     @_route("PATCH", "/schedules/{name}", _of(ScheduleView))
@@ -307,7 +307,7 @@ class Routes:
 
     @_route("POST", "/schedules/{name}/run", _of(RunView))
     def run_schedule(self, name: str) -> None:
-        """Make a job of a schedule now, beside its slots."""
+        """Make a job of a schedule now, in addition to those of its slots."""
 
     @_list(
         "/schedules/{name}/runs",
@@ -316,11 +316,11 @@ class Routes:
         lambda page: (page.runs, page.next_before and page.next_before.isoformat()),
     )
     def runs(self, name: str) -> None:
-        """List the slots of a schedule that have passed, newest first."""
+        """List the past slots of a schedule, newest first."""
 
     @_route("POST", "/schedules/{name}/samples", _of(PostedCount))
     def post_samples(self, name: str, samples: Sequence[Sample | Mapping[str, Any]]) -> Sent:
-        """Post samples, 1,000 at most, for the next job of a schedule of kind `posted`; safe to repeat."""
+        """Post up to 100,000 samples for the next job of a schedule of kind `posted`; safe to repeat."""
         return {"json": {"samples": [_json(sample) for sample in samples]}}
 
     @_route("DELETE", "/schedules/{name}", _nothing)
@@ -329,29 +329,29 @@ class Routes:
 
     @_route("GET", "/workers", _of(HostList))
     def workers(self) -> None:
-        """List hosts and their workers; the data folder's host comes first."""
+        """List hosts and their workers, the data folder's host first."""
 
     @_route("DELETE", "/workers/{host_id}", _of(Forgotten))
     def forget_host(self, host_id: str) -> None:
-        """Give up what a host had captured and not stored: it is captured again elsewhere."""
+        """Give up what a host captured but did not store; it is captured again elsewhere."""
 
     @_route("POST", "/keys", _of(IssuedKey))
     def add_key(self, new: NewKey | Mapping[str, Any]) -> Sent:
-        """Make an API key. The answer alone holds its secret."""
+        """Make an API key. Only this answer holds its secret."""
         return {"json": _json(new)}
 
     @_route("GET", "/keys", _of(KeyList))
     def keys(self) -> None:
-        """List API keys, oldest first; revoked and expired ones too."""
+        """List API keys, oldest first, including revoked and expired ones."""
 
     @_route("DELETE", "/keys/{key_id}", _of(KeyView))
     def revoke_key(self, key_id: str) -> None:
-        """Revoke an API key; its owner's jobs go on."""
+        """Revoke an API key; its owner's jobs continue."""
 
     @_route("GET", "/healthz", _of(Health))
     def health(self) -> None:
-        """Say whether the process answers."""
+        """Check that the process is alive."""
 
     @_route("GET", "/readyz", _of(Readiness))
     def readiness(self) -> None:
-        """Say whether jobs can be taken."""
+        """Check that jobs can be taken."""

@@ -1,4 +1,4 @@
-"""The consumers of a job whose shards go once all of them have read them."""
+"""The consumers of a job whose shards are removed once every consumer has read them."""
 
 from typing import Annotated
 
@@ -33,16 +33,19 @@ class Acknowledged(Wire):
     """The body of `PUT /jobs/{id}/consumers/{name}`."""
 
     after: int = Field(
-        default=-1, ge=-1, lt=2**63, description="`next_after` of the last page whose rows were all taken"
+        default=-1, ge=-1, lt=2**63, description="`next_after` of the last page whose rows were all read"
     )
     expires_s: int | None = Field(
-        default=None, ge=60, le=MAX_EXPIRES_S, description="silent for so long, it is waited for no longer"
+        default=None,
+        ge=60,
+        le=MAX_EXPIRES_S,
+        description="forget the consumer after this many silent seconds",
     )
 
 
 @router.get("", dependencies=READS)
 def list_consumers(job: JobOf, store: StoreOf) -> ConsumerPage:
-    """List a job's consumers, the one that holds up most first."""
+    """List a job's consumers, the slowest first."""
     return store.read(consumers.of_job, job.id)
 
 
@@ -50,7 +53,7 @@ def list_consumers(job: JobOf, store: StoreOf) -> ConsumerPage:
 def acknowledge(
     job: JobOf, name: ConsumerName, body: Acknowledged, store: StoreOf, settings: SettingsOf
 ) -> None:
-    """Make a consumer, or say how far it has come; shards that all consumers have are removed."""
+    """Register a consumer or record its progress; shards that all consumers have are removed."""
     with writing("the files of a unit that is acknowledged"):
         land_unstored(store, settings, job.id)  # its index stays, whether or not anybody opened its files
     gone = store.write(consumers.acknowledge, job.id, name, body.after, body.expires_s)
@@ -60,7 +63,7 @@ def acknowledge(
 
 @router.delete("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(500))
 def remove(job: JobOf, name: ConsumerName, store: StoreOf, settings: SettingsOf) -> None:
-    """Wait for a consumer no longer: shards that all others have are removed."""
+    """Remove a consumer; shards that all others have are removed."""
     gone = store.write(consumers.remove, job.id, name)
     with removing():
         remove_paths(settings, job.id, gone)

@@ -1,4 +1,4 @@
-"""POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
+"""POST /extract and POST /estimate: read the body, then make a job of it or estimate what it would need."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -40,7 +40,7 @@ BODY: dict[str, Any] = {
 class SubmitOptions(Wire):
     """The query of `POST /extract`."""
 
-    priority: Priority = Field(default=0, description="jobs of a higher one are worked on first")
+    priority: Priority = Field(default=0, description="jobs with a higher priority run first")
 
 
 IdempotencyKey = Annotated[
@@ -49,7 +49,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[ -~]+$",
-        description="the same key with the same body is the same job; with another body it is a conflict",
+        description="the same key and body give the same job; the same key with another body is a conflict",
     ),
 ]
 
@@ -57,7 +57,7 @@ IdempotencyKey = Annotated[
 async def raw_body(
     request: Request, settings: SettingsOf, asks: CallerOf, budget: BudgetOf
 ) -> AsyncIterator[bytes]:
-    """Yield the body. Only JSON is taken: a page of another origin cannot send that without asking.
+    """Yield the body. Only JSON is accepted: a page of another origin cannot send it without a preflight.
 
     A large one counts in its caller's budget until it is answered.
     """
@@ -75,9 +75,9 @@ async def raw_body(
 def body_of(
     read: Callable[[bytes], Read], most_bytes: int | None = None
 ) -> Callable[..., Coroutine[Any, Any, Read]]:
-    """Return what makes `read`'s value of a body of a bounded weight.
+    """Return a dependency that applies `read` to a body of bounded weight.
 
-    A small one is read in a thread, a few large ones at a time in processes. Raises what `read` raises,
+    A small body is read in a thread; large ones in processes, a few at a time. Raises what `read` raises,
     HTTPException, ServiceBusy.
     """
 
@@ -120,7 +120,7 @@ async def extract(
     options: Annotated[SubmitOptions, Query()],
     idempotency_key: IdempotencyKey = None,
 ) -> JobSummary:
-    """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
+    """Submit a job. The answer is its current state; `Location` is the URL to follow it at."""
     asks.check_priority(options.priority)
     key = idempotency_key or secrets.token_hex(16)
     arguments = body, key, store, settings, options.priority, asks.owner, budget.checking(asks.owner)
@@ -139,7 +139,7 @@ async def estimate(
     asks: CallerOf,
     budget: BudgetOf,
 ) -> Estimate:
-    """Say what a job would need, without running anything; refuse what the disk here cannot hold."""
+    """Estimate what a job would need without running it; refuse one that the data folder cannot hold."""
     from service.plan.estimate import estimate_request  # imports pyarrow
 
     def watch() -> None:

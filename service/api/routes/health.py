@@ -21,13 +21,13 @@ router = APIRouter(tags=["health"], dependencies=NO_QUERY)
 
 @router.get("/healthz", responses=problem_responses(422))
 async def healthz() -> Health:
-    """Say that the process answers; asks nothing else."""
+    """Report that the process is alive; checks nothing else."""
     return Health()
 
 
 @router.get("/readyz", responses=problem_responses(422, 503))
 async def readyz(request: Request, store: StoreOf, settings: SettingsOf) -> Readiness:
-    """Say that jobs can be taken: the store has the right tables, and the data folder can be written."""
+    """Report that jobs can be taken: the database has the right tables, the data folder is writable."""
     # In threads of its own: a probe does not wait behind submissions.
     await to_thread.run_sync(_check_ready, store, settings, limiter=request.app.state.probe_threads)
     return Readiness(workers_lost=request.app.state.workers_lost())
@@ -50,6 +50,6 @@ def _check_ready(store: Store, settings: Settings) -> None:
     responses={200: {"content": {"text/plain": {}}}, **problem_responses(401, 403, 422, 429, 503)},
 )
 def metrics(request: Request) -> Response:
-    """Send the metrics in Prometheus' text format."""
+    """Return the metrics in the Prometheus text format."""
     registry: CollectorRegistry = request.app.state.registry
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

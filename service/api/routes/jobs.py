@@ -1,4 +1,4 @@
-"""The jobs: read, pause, cancel, resume and delete them, follow their events, read what they wrote."""
+"""Jobs: read, pause, cancel, resume and delete them, follow their events, read what they wrote."""
 
 import asyncio
 import time
@@ -30,15 +30,19 @@ from service.store import commits, jobs
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
 LISTING_S, GONE_S = 0.5, 5.0
-"""At least and at most between two looks for a unit that is waited for: each is for an event that came
-meanwhile, or to see whether the caller is still there."""
+"""Least and greatest time between two looks for an awaited unit: one looks after a new event, or checks
+whether the caller is still connected."""
 ASK_AGAIN_S, QUIET_S = 10.0, 60.0
-"""How old the answer may be that the key of an event stream is valid; and of one that is silent."""
+"""How old the last check of an event stream's key may be; and that of a silent stream."""
 
 
 OneRange = Annotated[
     str | None,
-    Header(alias="Range", pattern=r"^bytes=([0-9]{1,19}-([0-9]{1,19})?|-[0-9]{1,19})$", description="one"),
+    Header(
+        alias="Range",
+        pattern=r"^bytes=([0-9]{1,19}-([0-9]{1,19})?|-[0-9]{1,19})$",
+        description="a single byte range",
+    ),
 ]
 
 
@@ -53,18 +57,18 @@ class JobsQuery(Wire):
     """Which page of jobs."""
 
     state: JobState | None = None
-    cursor: str | None = Field(default=None, max_length=256, description="`next_cursor` of the page before")
+    cursor: str | None = Field(default=None, max_length=256, description="`next_cursor` of the previous page")
     limit: int = Field(default=50, ge=1, le=200)
 
 
 class EventsQuery(Wire):
-    """Where to begin in the events; a `Last-Event-ID` header wins over it."""
+    """Where to begin in the events; a `Last-Event-ID` header overrides it."""
 
     after: int = Field(default=0, ge=0, le=MAX_ID)
 
 
 class PageQuery(Wire):
-    """Which part of a job's list: `next_after` of the page before."""
+    """Which part of a job's list: `next_after` of the previous page."""
 
     after: int = Field(default=-1, ge=-1, le=MAX_ID)
     limit: int = Field(default=1000, ge=1, le=10_000)
@@ -77,21 +81,21 @@ class PriorityChange(Wire):
 
 
 class UnitsQuery(PageQuery):
-    """Which part of a job's units, and how long an empty answer waits for one."""
+    """Which part of a job's units, and how long to wait for one if there are none."""
 
     limit: int = Field(default=100, ge=1, le=1000)
-    wait: int = Field(default=0, ge=0, le=60, description="seconds")
+    wait: int = Field(default=0, ge=0, le=60, description="seconds to wait if there are none")
 
 
 class DeleteQuery(Wire):
-    """What becomes of the dataset in the data folder when its job is deleted."""
+    """What happens to the dataset in the data folder when its job is deleted."""
 
     dataset: Literal["keep", "delete"] = "keep"
 
 
 @reading.get("", responses=problem_responses(422))
 def list_jobs(store: StoreOf, asks: CallerOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
-    """List the caller's jobs, an admin's key all jobs, without their requests, newest first."""
+    """List the caller's jobs (with an admin's key, all jobs) without their requests, newest first."""
     page, cursor = store.read(
         jobs.page, owner=asks.sees_only, state=query.state, cursor=query.cursor, limit=query.limit
     )
@@ -100,13 +104,13 @@ def list_jobs(store: StoreOf, asks: CallerOf, query: Annotated[JobsQuery, Query(
 
 @reading.get("/{job_id}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
 def read_job(job: JobOf) -> JobSummary:
-    """Say how a job stands."""
+    """Return the state of a job."""
     return job.view()
 
 
 @changing.patch("/{job_id}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
 def change_job(job: JobOf, store: StoreOf, asks: CallerOf, change: PriorityChange) -> JobSummary:
-    """Change a job's priority; what is leased by then is not given back for it."""
+    """Change a job's priority; work that is already leased is not given back."""
     asks.check_priority(change.priority)
     return store.write(jobs.set_priority, job.id, change.priority).view()
 
@@ -119,9 +123,9 @@ def delete(
     asks: CallerOf,
     query: Annotated[DeleteQuery, Query()],
 ) -> None:
-    """Delete a job that has ended, and its dataset here if that is asked for; what is on the Hub stays.
+    """Delete a job that has ended and, on request, its local dataset; what is on the Hub stays.
 
-    A caller whose bytes are limited must delete the dataset as well: nobody would count it any more.
+    A caller with a byte limit must delete the dataset as well, since it would no longer be counted.
     """
     if query.dataset == "keep" and asks.grants.max_bytes is not None:
         cure = "delete it with dataset=delete"
@@ -136,7 +140,7 @@ def delete(
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
 async def read_request(job: JobOf, store: StoreOf, asks: CallerOf, budget: BudgetOf) -> Response:
-    """Send the request that the job was made of, with every default written out."""
+    """Return the request that the job was made from, with every default filled in."""
     async with budget.turn(asks.owner, Turn.DOWNLOAD):
         document = await run_in_threadpool(store.read, jobs.request_json, job.id)
         return Response(document, media_type="application/json")
@@ -144,19 +148,19 @@ async def read_request(job: JobOf, store: StoreOf, asks: CallerOf, budget: Budge
 
 @changing.post("/{job_id}/cancel", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
 def cancel_job(job: JobOf, store: StoreOf) -> JobSummary:
-    """Stop a job; what it has committed is kept for a resume."""
+    """Cancel a job; what it has committed is kept for a resume."""
     return store.write(jobs.cancel, job.id).view()
 
 
 @changing.post("/{job_id}/pause", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
 def pause_job(job: JobOf, store: StoreOf) -> JobSummary:
-    """Give back the job's work until it is resumed; what it has committed is kept."""
+    """Pause a job until it is resumed: its leased work is given back, and what it has committed is kept."""
     return store.write(jobs.pause, job.id).view()
 
 
 @changing.post("/{job_id}/resume", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
 def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
-    """Queue a paused, blocked, failed or cancelled job again; it goes on from what is committed."""
+    """Queue a paused, blocked, failed or cancelled job again; it continues from what is committed."""
     return store.write(jobs.resume, job.id).view()
 
 
@@ -168,7 +172,7 @@ async def follow_job(
     query: Annotated[EventsQuery, Query()],
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_ID)] = None,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send state changes and progress until the job has ended or is blocked, or the key is revoked."""
+    """Stream state changes and progress until the job ends, is blocked or paused, or the key is revoked."""
     after = query.after if last_event_id is None else last_event_id
     asked_s = time.monotonic()
     async for event in feed.follow(job.id, job.state, after, QUIET_S):
@@ -192,9 +196,9 @@ async def list_units(
     request: Request,
     query: Annotated[UnitsQuery, Query()],
 ) -> UnitPage:
-    """List committed units that can be read, in the order of their commits; wait for one if asked to.
+    """List committed units that can be read, in commit order; with `wait`, wait for one if there are none.
 
-    One that is committed later, or can be read only later, comes after all that were listed.
+    Units that are committed or become readable later follow all those listed before.
     """
     clock = asyncio.get_running_loop().time
     until_s, seen = clock() + query.wait, 0
@@ -222,7 +226,7 @@ async def list_units(
     responses={200: {"model": Manifest}, **problem_responses(404, 409, 422)},
 )
 def read_manifest(job: JobOf, settings: SettingsOf) -> FileResponse:
-    """Send the whole account of a completed job, as it stands in the dataset."""
+    """Return the manifest of a completed job, as stored in the dataset."""
     if job.state is not JobState.COMPLETED:
         raise IllegalMove(
             f"job {job.id} is {job.state}: a manifest is only made of a completed job", field="job_id"
@@ -237,12 +241,12 @@ def read_manifest(job: JobOf, settings: SettingsOf) -> FileResponse:
     "/{job_id}/files/{path:path}",
     dependencies=NO_QUERY,
     response_class=FileResponse,
-    responses={206: {"description": "the range that was asked for"}, **problem_responses(404, 416, 422)},
+    responses={206: {"description": "the requested range"}, **problem_responses(404, 416, 422)},
 )
 def read_file(job: JobOf, store: StoreOf, settings: SettingsOf, path: str, part: OneRange = None) -> Response:
-    """Send a file of the dataset, or a range of it, from the data folder.
+    """Return a file of the dataset, or a range of it, from the data folder.
 
-    The final norm is there from the first commit on, whole: the folder gets it with the publication.
+    `final_norm.safetensors` can be read from the first commit on; until it is published, only as a whole.
     """
     folder = settings.dataset_dir(job.id).resolve()
     try:
@@ -271,7 +275,7 @@ def _check_range(part: str, num_bytes: int) -> None:
 
 @reading.get("/{job_id}/rejects", responses=problem_responses(404, 422))
 def list_rejects(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> RejectPage:
-    """List the samples that are not in the dataset, by their position in the source."""
+    """List the rejected samples, by their position in the source."""
     rejects = store.read(commits.rejects, job.id, after=query.after, limit=query.limit)
     positions = sorted({reject.position for reject in rejects})
     next_after = positions[-1] if len(positions) == query.limit else None

@@ -22,7 +22,7 @@ router = APIRouter(
 
 @router.post("", status_code=201, responses=problem_responses(409, 422))
 def add_key(new: NewKey, store: StoreOf, settings: SettingsOf) -> IssuedKey:
-    """Make a key. The answer alone holds its secret."""
+    """Make a key. Only this answer holds its secret."""
     return issue(store, settings, new)
 
 
@@ -34,7 +34,7 @@ def list_keys(store: StoreOf) -> KeyList:
 
 @router.delete("/{key_id}", responses=problem_responses(404, 422))
 def revoke_key(key_id: Annotated[str, Path(pattern=r"^[0-9a-f]{8}$")], store: StoreOf) -> KeyView:
-    """Revoke a key. Its owner's jobs go on; what they would read with the key alone is read no more.
+    """Revoke a key. Its owner's jobs continue, but no longer read what only this key allowed.
 
     Without a valid key, an owner's schedules make no jobs.
     """

@@ -1,4 +1,4 @@
-"""What refuses options of a route that takes none: a misspelt one is an error, not a shrug."""
+"""Refuses options of routes that take none, so that a misspelt one is not silently ignored."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from schemas.base import Wire
 
 
 class NoOptions(Wire):
-    """The query or body of a route that takes none: any field is an unknown one."""
+    """The query or body of a route that takes none: any field is refused."""
 
 
 async def no_query(query: Annotated[NoOptions, Query()]) -> None:

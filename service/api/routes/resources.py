@@ -1,4 +1,4 @@
-"""What a route is given: the settings and the store of its application, and the job that its path names."""
+"""Dependencies of the routes: the application's settings and store, and the job named in the path."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, cast
@@ -15,7 +15,7 @@ from service.store import JobRow, Store, jobs, schedules
 
 
 def _of_app(name: str) -> Any:  # noqa: ANN401 - as `Depends`
-    """Make a dependency of what `create_app` keeps under a name."""
+    """Return a dependency on what `create_app` keeps under a name."""
 
     async def kept(request: Request) -> object:
         return getattr(request.app.state, name)
@@ -24,7 +24,7 @@ def _of_app(name: str) -> Any:  # noqa: ANN401 - as `Depends`
 
 
 async def caller_of(request: Request) -> Caller:
-    """Return who asks, as `service.api.auth.caller` found before."""
+    """Return the caller, as `service.api.auth.caller` found it."""
     return cast(Caller, request.state.caller)
 
 
@@ -50,8 +50,8 @@ def job_of(
     """Return the job that the path names, as it was a moment ago.
 
     Raises:
-        NotFound: also for another owner's, and for an id that no job can have, so that such a string never
-            reaches the database.
+        NotFound: also for another owner's job, and for an id that no job can have, so that such a string
+            never reaches the database.
     """
     if not is_job_id(job_id):
         raise NotFound(f"there is no job {job_id!r}", field="job_id", cure="GET /jobs lists the jobs")

@@ -1,4 +1,4 @@
-"""Schedules: made, read, changed and deleted; their slots; and a job of one now."""
+"""Schedules: make, read, change and delete them, list their slots, and run one now."""
 
 from datetime import datetime
 from functools import partial
@@ -47,7 +47,7 @@ router = APIRouter(
 
 
 def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that is read by hand, as that of `POST /extract`: it may be as large."""
+    """Describe a body that is read by hand, as that of `POST /extract` is: it may be as large."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs")  # they are among the document's components already, since other routes name them
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
@@ -62,14 +62,16 @@ BODY, SAMPLES_BODY = _body_of(NewSchedule), _body_of(PostedSamples)
 class AddQuery(Wire):
     """Whether a schedule is kept."""
 
-    preview: bool = Field(default=False, description="check it and show its slots, but keep nothing")
+    preview: bool = Field(
+        default=False, description="check the schedule and show its slots, but keep nothing"
+    )
 
 
 class SchedulesQuery(Wire):
     """Which page of schedules."""
 
     after: str = Field(
-        default="", pattern=r"^[a-z0-9-]{0,63}$", description="`next_after` of the page before"
+        default="", pattern=r"^[a-z0-9-]{0,63}$", description="`next_after` of the previous page"
     )
     limit: int = Field(default=50, ge=1, le=200)
 
@@ -77,7 +79,7 @@ class SchedulesQuery(Wire):
 class RunsQuery(Wire):
     """Which page of a schedule's slots."""
 
-    before: AwareDatetime | None = Field(default=None, description="`next_before` of the page before")
+    before: AwareDatetime | None = Field(default=None, description="`next_before` of the previous page")
     limit: int = Field(default=50, ge=1, le=1000)
 
 
@@ -94,7 +96,7 @@ async def add_schedule(
     budget: BudgetOf,
     query: Annotated[AddQuery, Query()],
 ) -> ScheduleView:
-    """Make a schedule; with `preview=true` only show it and its next slots, with status 200."""
+    """Make a schedule; with `preview=true`, only show it and its next slots, with status 200."""
     turn = budget.checking(asks.owner)
     if query.preview:
         response.status_code = 200
@@ -108,14 +110,14 @@ async def add_schedule(
 
 @router.get("", responses=problem_responses(422))
 def list_schedules(store: StoreOf, asks: CallerOf, query: Annotated[SchedulesQuery, Query()]) -> SchedulePage:
-    """List the caller's schedules, an admin's key all, by name and without their requests."""
+    """List the caller's schedules (with an admin's key, all) by name, without their requests."""
     page = store.read(schedules.page, owner=asks.sees_only, after=query.after, limit=query.limit)
     return SchedulePage(schedules=tuple(page), next_after=page[-1].name if len(page) == query.limit else None)
 
 
 @router.get("/{name}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
 def read_schedule(number: ScheduleNumberOf, store: StoreOf) -> ScheduleView:
-    """Say how a schedule stands, and when its next slots are."""
+    """Return the state of a schedule and its next slots."""
     return store.read(schedules.schedule_view, number)
 
 
@@ -126,19 +128,19 @@ def read_schedule(number: ScheduleNumberOf, store: StoreOf) -> ScheduleView:
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
 def read_schedule_request(number: ScheduleNumberOf, store: StoreOf) -> Response:
-    """Send the request that its jobs are made of, with every default written out."""
+    """Return the request that its jobs are made from, with every default filled in."""
     return Response(store.read(schedules.request_json, number), media_type="application/json")
 
 
 @router.patch("/{name}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
 def change_schedule(number: ScheduleNumberOf, change: ScheduleChange, store: StoreOf) -> ScheduleView:
-    """Change when its jobs are made, or pause it; slots count from now."""
+    """Change when a schedule makes jobs, or pause it; changes apply to slots from now on."""
     return scheduling.change(store, number, change)
 
 
 @router.delete("/{name}", status_code=204, dependencies=NO_QUERY, responses=problem_responses(404, 422))
 def delete_schedule(number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf) -> None:
-    """Delete a schedule, and the samples that were posted for its next job; its jobs stay."""
+    """Delete a schedule and the samples posted for its next job; its jobs stay."""
     scheduling.remove(store, settings, number)
 
 
@@ -155,7 +157,7 @@ def post_samples(
     store: StoreOf,
     settings: SettingsOf,
 ) -> PostedCount:
-    """Keep samples for the schedule's next job: on disk once it is answered. To repeat it is safe."""
+    """Post samples for the schedule's next job; they are on disk before the answer. Safe to repeat."""
     scheduling.post_samples(store, settings, number, body)
     return PostedCount(samples=body.number)
 
@@ -164,7 +166,7 @@ def post_samples(
     "/{name}/run", status_code=202, dependencies=NO_QUERY, responses=problem_responses(404, 409, 422, 507)
 )
 def run_schedule(number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf) -> RunView:
-    """Make a job of it now, beside its slots."""
+    """Make a job of the schedule now, in addition to those of its slots."""
     return scheduling.run_now(store, settings, number)
 
 

@@ -1,4 +1,4 @@
-"""Webhooks: the caller's secret, and a report once more."""
+"""Webhooks: the caller's secret, and redelivery of a report."""
 
 from fastapi import APIRouter, Security
 
@@ -21,7 +21,7 @@ router = APIRouter(
 
 @router.get("/webhooks/secret", dependencies=NO_QUERY)
 def read_secret(asks: CallerOf, settings: SettingsOf) -> WebhookSecret:
-    """Say what the webhooks of the caller's jobs are signed with, as Standard Webhooks verify it."""
+    """Return the secret that signs the webhooks of the caller's jobs, in the form of Standard Webhooks."""
     return WebhookSecret(secret=secret(asks.owner, settings))
 
 
@@ -32,5 +32,5 @@ def read_secret(asks: CallerOf, settings: SettingsOf) -> WebhookSecret:
     responses=problem_responses(404, 409),
 )
 def redeliver(job: JobOf, store: StoreOf) -> JobSummary:
-    """Report the job's last end once more, with the same `webhook-id`."""
+    """Send the job's last report again, with the same `webhook-id`."""
     return store.write(webhooks.again, job.id).view()

@@ -1,4 +1,4 @@
-"""Workers and their hosts: listed, and given up."""
+"""Workers and their hosts: list them, and give up a host."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ router = APIRouter(
 
 @router.get("", dependencies=[Security(caller, scopes=[Scope.METRICS])])
 def list_workers(store: StoreOf) -> HostList:
-    """List the workers that capture, by the host that they run on, and what each host has to store."""
+    """List the workers that capture by host, and what each host still has to store."""
     return HostList(hosts=tuple(store.read(hosts.views)))
 
 
@@ -30,5 +30,5 @@ def list_workers(store: StoreOf) -> HostList:
     "/{host_id}", dependencies=[Security(caller, scopes=[Scope.ADMIN])], responses=problem_responses(404)
 )
 def forget_host(host_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")], store: StoreOf) -> Forgotten:
-    """Give up what a host had captured and not stored: it is captured again elsewhere."""
+    """Give up what a host captured but did not store; it is captured again elsewhere."""
     return Forgotten(units=store.write(hosts.forget, host_id))
