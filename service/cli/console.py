@@ -21,14 +21,14 @@ EXIT_USAGE = 2
 EXIT_NOT_COMPLETE = 3
 EXIT_BLOCKED = 5
 EXIT_TRY_AGAIN = os.EX_TEMPFAIL
-"""What failed may pass: the one failure after which a batch system runs the same command again."""
+"""The failure may be transient: the only code after which a batch system reruns the same command."""
 
 WIDE = 15
-"""Characters of a field that a table leaves on one line; a longer one may be folded, but for the first."""
+"""Characters of a field that a table keeps on one line; a longer one may be folded, except the first."""
 
 
 def group(name: str, purpose: str) -> typer.Typer:
-    """Return the parent of commands."""
+    """Return a group of commands."""
     return typer.Typer(name=name, help=purpose, no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -54,7 +54,7 @@ def complain(problem: Problem) -> None:
 
 
 def say(*fields: object, file: TextIO | None = None) -> None:
-    """Print one line, its fields apart by tabs; what others named is made visible in it."""
+    """Print one line of tab-separated fields, with unprintable characters made visible."""
     print(*(one_line(str(field)) for field in fields), sep="\t", file=file)
 
 
@@ -81,10 +81,10 @@ def show_list(
 
 
 def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table on a terminal, or where that is too narrow each row's fields one under the other.
+    """Print a table on a terminal, or where that is too narrow, each row's fields one below the other.
 
-    Elsewhere a line for each row, its fields apart by tabs. On a terminal an empty field is left out, as is
-    the column that has no other.
+    Elsewhere print a line of tab-separated fields for each row. On a terminal, empty columns are left out,
+    and so are empty fields where they are below one another.
     """
     if not sys.stdout.isatty():
         for row in rows:
@@ -113,7 +113,7 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def show_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and what they are, one under the other; what is none is left out."""
+    """Print names and values, one below the other; a value of none is left out."""
     known = [(name, value) for name, value in facts if value is not None]
     width = max(len(name) for name, _ in known)
     for name, value in known:
@@ -122,9 +122,9 @@ def show_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 @contextmanager
 def naming(place: Path) -> Iterator[None]:
-    """Let an error of the system say `place` where it names no file: it does so only for one that it opens.
+    """Let a system error name `place` if it names no file: it does so only for a file that it opens.
 
-    A library's own OSError has no number and stays as it is.
+    A library's own OSError has no number and is left alone.
     """
     try:
         yield

@@ -53,7 +53,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     page: ReportOption = None,
 ) -> None:
-    """Check everything that can be checked of a finished dataset."""
+    """Run every check on a finished dataset."""
     settings = load_settings()
     is_right = verify_apart(VerifyOrder(dataset, settings, model, as_json, page), print)
     if page is not None:
@@ -68,7 +68,7 @@ def publish(
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     config_name: Annotated[str, typer.Option(help="Name of the dataset's configuration.")] = "default",
 ) -> None:
-    """Push a finished dataset to the Hub; files that are there already are not sent again."""
+    """Push a finished dataset to the Hub; files already there are not sent again."""
     from service.publish.publisher import publish_folder
     from service.publish.push import check_target
 

@@ -1,4 +1,4 @@
-"""`quarry diagnose`: why a drafter's acceptance is what it is."""
+"""`quarry diagnose`: explains a drafter's acceptance length."""
 
 import dataclasses
 import json
@@ -17,7 +17,10 @@ def diagnose(
         Path, typer.Argument(metavar="DRAFTER", exists=True, file_okay=False, help="The drafter's folder.")
     ],
     dataset: Annotated[
-        str, typer.Option(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME, of its target.")
+        str,
+        typer.Option(
+            metavar="DATASET", help="Its target's dataset: a folder, or hf://datasets/NAMESPACE/NAME."
+        ),
     ],
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=2, help="Rows to measure.")] = 200,
     target: Annotated[
@@ -26,7 +29,7 @@ def diagnose(
     page: ReportOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what length a drafter's drafts are accepted to, and what it was trained on if it is wrong."""
+    """Measure a drafter's acceptance length and, if it was trained on wrong inputs, name them."""
     from service.diagnose.diagnosis import diagnose as measure
     from service.diagnose.verdict import findings, lines
 

@@ -1,4 +1,4 @@
-"""`quarry doctor`: how this node is, before anybody pays for GPU hours."""
+"""`quarry doctor`: checks this node before anybody pays for GPU hours."""
 
 import json
 from dataclasses import asdict
@@ -18,17 +18,17 @@ from service.settings import load_settings
 def doctor(
     data_dir: DataDir = None,
     model: Annotated[
-        str | None, typer.Option(metavar="DIR_OR_ID", help="A model that this node is to capture.")
+        str | None, typer.Option(metavar="DIR_OR_ID", help="A model that this node will capture.")
     ] = None,
     repo: Annotated[
-        str | None, typer.Option(metavar="NAMESPACE/NAME", help="A repository that it is to push to.")
+        str | None, typer.Option(metavar="NAMESPACE/NAME", help="A repository that it will push to.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how this node is: each line good, doubtful, bad or not seen, with what to do.
+    """Check this node: each line is good, doubtful, bad or not seen, and says what to do.
 
-    With the settings that 'quarry serve' would have. Nothing is started, and the database is only read. Ends
-    with 1 if something is bad.
+    Uses the settings that 'quarry serve' would use. Starts nothing, and only reads the database. Exits with 1
+    if something is bad.
     """
     from service.doctor.examination import examine
 

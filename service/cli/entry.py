@@ -39,10 +39,10 @@ app = typer.Typer(
     name="quarry",
     help="Hidden states of a target LLM as proven, durable training sets for EAGLE-style drafters.",
     epilog=(
-        "Exit codes: 0 success, 1 a dataset is broken, 'serve' did not start or 'doctor' says bad, 2 wrong "
+        "Exit codes: 0 success, 1 a dataset is broken, 'serve' did not start or 'doctor' finds bad, 2 wrong "
         "usage or request, 3 a job did not fully succeed, a file could not be read or written, or the "
         "service did not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub refuses, 6 the "
-        "engine of 'worker --until-idle' dies again and again, 75 try again, "
+        "engine of 'worker --until-idle' keeps dying, 75 try again, "
         "128 + n 'extract' was stopped by signal n."
     ),
     no_args_is_help=True,
@@ -60,7 +60,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -80,7 +80,7 @@ for group in (jobs, schedules, keys, workers, ray_pool, train):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line (`sys.argv` if none is given) and leave the process with its exit code."""
+    """Run the command line (`sys.argv` if none is given) and exit the process with its exit code."""
     # A core file would hold the secrets; children inherit the limit.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in ("stdout", "stderr"):
@@ -139,7 +139,7 @@ def _problem(error: OSError) -> Problem:
 
 
 def _hand_over() -> None:
-    """Write out what was printed, while an error of it can still be reported as any other."""
+    """Flush standard output while an error of that can still be reported like any other."""
     try:
         print(end="", flush=True)
     except OSError as error:

@@ -35,7 +35,7 @@ def export(
         int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Length of every row, for nemo.")
     ] = None,
 ) -> None:
-    """Write a dataset as a trainer reads it; run it again to go on where it stopped."""
+    """Write a dataset in a trainer's format; run it again to continue where it stopped."""
     options = ExportOptions(
         to=to,
         algorithm=chosen_algorithm(to, algorithm),

@@ -40,7 +40,7 @@ def _part(value: str) -> Part:
 
 PartOption = Annotated[
     Part | None,
-    typer.Option(parser=_part, metavar="I/N", help="Take the I-th of N parts of the source, from 1 on."),
+    typer.Option(parser=_part, metavar="I/N", help="Take the I-th of N parts of the source, counted from 1."),
 ]
 
 
@@ -49,7 +49,7 @@ def estimate(
     part: PartOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print what a job would need, without running anything."""
+    """Print what a job would need, without running it."""
     request = read_job_file(file, part)
     settings = own_roots(load_settings(), request, file)
     from service.plan.estimate import estimate_request
@@ -62,7 +62,7 @@ def estimate(
 
 
 def _facts(needs: Estimate) -> list[tuple[str, object]]:
-    """Return an estimate as a person reads it."""
+    """Return an estimate in readable form."""
     from rich.filesize import decimal
 
     layers, rows, stored = ", ".join(map(str, needs.layer_ids)), needs.row_a_turn, needs.stored_bytes
@@ -92,7 +92,7 @@ def extract(
     part: PartOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Count rejected samples as a failure.")] = False,
 ) -> None:
-    """Run one job here, without a server; run it again to go on where it stopped."""
+    """Run one job here, without a server; run it again to continue where it stopped."""
     check_python()
     from service.cli.foreground import extract_to
     from service.cli.progress_bar import amounts, counts, progress_display
@@ -122,9 +122,9 @@ ENGINE_DEATHS = frozenset(kind("").problem().type for kind in (EngineDied, Engin
 
 
 def unfinished_code(state: JobState, problem: Problem | None) -> int:
-    """Return the exit code of a run whose job has not completed, and that nobody stopped.
+    """Return the exit code of a run whose job has not completed and that nobody stopped.
 
-    A job that is blocked by an engine that dies may do better on another machine.
+    A job that is blocked by a dying engine may do better on another machine.
     """
     if state is JobState.BLOCKED and (problem is None or problem.type not in ENGINE_DEATHS):
         return EXIT_BLOCKED

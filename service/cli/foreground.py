@@ -1,4 +1,4 @@
-"""`quarry extract`: one job, one worker, no server; its state lies in `OUT/.quarry` until `OUT` is whole."""
+"""`quarry extract`: one job, one worker, no server; its state is in `OUT/.quarry` until `OUT` is complete."""
 
 import shutil
 import signal
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 PRIVATE = ".quarry"
 SPENT = ".quarry.done"
-"""What `PRIVATE` is renamed to before it is deleted: a run that is half deleted is never taken up again."""
+"""What `PRIVATE` is renamed to before it is deleted: a half-deleted run is never resumed."""
 LOG_FILE = "worker.log"
 POLL_S = 0.2
 
 Content = tuple[str, "ModelContent"]
-"""The fingerprint of a source, and what a model is."""
+"""The fingerprint of a source, and the content of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended. `signal` is the one that stopped it; the job then goes on with the next run.
+    """How a run ended. `signal` is the one that stopped it; the next run then continues the job.
 
-    `published` names the repository that holds the job's dataset already, so that nothing was captured.
+    `published` names the repository that already holds the job's dataset, so that nothing was captured.
     """
 
     state: JobState
@@ -60,8 +60,8 @@ class Ending:
 def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: ProgressDisplay) -> Ending:
     """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
 
-    A new job's id hashes the request, the source's content and the model's: new content gives a new id in
-    the repository that both are pushed to. The manifest of that id in `out`, or there, means that the job is
+    A new job's id hashes the request and the content of the source and the model, so new content gives a new
+    id in the same repository. A manifest of that id in `out`, or in the repository, means that the job is
     done.
 
     Raises:
@@ -117,7 +117,7 @@ def _content(request: ExtractRequest, settings: Settings) -> Content:
 
 
 def _job_id(request: ExtractRequest, content: Content) -> str:
-    """Return the id of a new job: of what it captures, and so another one if source or model change."""
+    """Return the id of a new job, made from what it captures: it changes if the source or model does."""
     fingerprint, model = content
     parts = (request.canonical_json(), fingerprint, canonical_json(asdict(model)))
     return job_id_from_content("\n".join(parts))
@@ -165,7 +165,7 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
 
 
 def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | None:
-    """Return the ending of the run that made `out` whole before, if there was one. Raises OptionRefused."""
+    """Return the ending of an earlier run that completed `out`, if there was one. Raises OptionRefused."""
     if not any((out / MANIFEST_FOLDER).glob("*.json")):
         return None
     from service.publish.assemble import read_manifest
@@ -204,7 +204,7 @@ def _is_published(request: ExtractRequest, hub: HubTarget, content: Content, set
 
 
 def _is_of(manifest: Manifest, content: Content) -> bool:
-    """Say whether a dataset holds this, which may have changed after a run that began had its id."""
+    """Say whether a dataset holds `content`, which may have changed after its run got its id."""
     fingerprint, model = content
     identity = manifest.provenance.identity
     return identity.source_fingerprint == fingerprint and model.is_that_of(identity)
@@ -215,9 +215,9 @@ def _refused(detail: str, cure: str = "give an empty folder") -> OptionRefused:
 
 
 def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | None:
-    """Return the job of an earlier run in `out`; none where it was killed before it had one.
+    """Return the job of an earlier run in `out`; none if it was killed before it had one.
 
-    Whether the source is still the same is for the planner to say, which knows how much of it is planned.
+    The planner decides whether the source is still the same, since it knows how much of it is planned.
     """
     newest, _ = store.read(jobs.page, limit=1)
     if not newest:

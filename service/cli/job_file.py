@@ -1,4 +1,4 @@
-"""A job file on this machine -> a checked request, and the folders that whoever runs it may read."""
+"""A job file on this machine -> a checked request, and the folders that its user may read."""
 
 from codecs import BOM_UTF8
 from pathlib import Path
@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 1 << 30
 
 
 def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
-    """Return the request in `path`, for `part` if one is given. A model `./...` is beside the file.
+    """Return the request in `path`, for `part` if one is given. A model `./...` is relative to the file.
 
     Raises:
         RequestError: it cannot be read or parsed, a field is wrong, or it has another part.
@@ -34,7 +34,7 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
 
 
 def read_document(path: Path) -> object:
-    """Return the fields in `path`: JSON if the name ends so, else YAML. Raises RequestError."""
+    """Return the fields in `path`: JSON if its suffix is `.json`, else YAML. Raises RequestError."""
     if path.stat().st_size > MAX_FILE_BYTES:
         cure = "put the samples into a file source"
         raise RequestError(f"{path} is larger than {MAX_FILE_BYTES} bytes", cure=cure)
@@ -54,9 +54,9 @@ def json_in(raw: bytes, place: str) -> object:
 
 
 def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settings:
-    """Return settings that let `request`, read from `path`, use what it names; its author can read it anyway.
+    """Return settings that let `request`, read from `path`, use what it names; its user can read that anyway.
 
-    A relative source is looked for beside the job file first, then in the current folder.
+    A relative source is looked up next to the job file first, then in the current folder.
     """
     base = path.resolve().parent
     sources = [base, Path.cwd()]

@@ -44,14 +44,14 @@ HEADS = ("id", "state", "progress", "created", "model", "waits")
 def submit(
     file: JobFile,
     key: Annotated[
-        str | None, typer.Option(help="Names the submission: sent again, it is the same job.")
+        str | None, typer.Option(help="Idempotency key: submitting with it again gives the same job.")
     ] = None,
-    priority: Annotated[int, typer.Option(min=-100, max=100, help="Of the job.")] = 0,
+    priority: Annotated[int, typer.Option(min=-100, max=100, help="Priority of the job.")] = 0,
     follow: Annotated[bool, typer.Option("--watch", help="Follow the job as 'watch' does.")] = False,
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job. Paths in it are the service's; a model './...' is beside the file."""
+    """Submit a job. Its paths are on the service's host; a model './...' is relative to the file."""
     from service.cli.job_file import read_job_file
 
     request = read_job_file(file)
@@ -64,7 +64,7 @@ def submit(
 @app.command("list")
 def list_jobs(
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many, the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many of the newest.")] = 50,
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
@@ -76,12 +76,12 @@ def list_jobs(
 def show(
     job_id: JobIdArgument,
     request: Annotated[
-        bool, typer.Option("--request", help="Print the job's request, as JSON, instead.")
+        bool, typer.Option("--request", help="Print the job's request as JSON instead.")
     ] = False,
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
-    """Print how a job stands."""
+    """Print the state of a job."""
     if request:
         show_document(quarry.request(job_id), as_json)
         return
@@ -96,7 +96,7 @@ def show(
 
 @app.command()
 def watch(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """Follow a job until it has ended or is blocked; with --json a line for each change."""
+    """Follow a job until it ends, is blocked or paused; with --json, print a line for each change."""
     from service.cli.progress_bar import progress_display
 
     last = None
@@ -118,7 +118,7 @@ def watch(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = Fals
 
 @app.command()
 def cancel(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """Stop a job; what it has committed is kept."""
+    """Cancel a job; what it has committed is kept."""
     _show([quarry.cancel(job_id)], as_json)
 
 
@@ -141,7 +141,7 @@ def priority(
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
-    """Set a job's priority: jobs of a higher one are worked on first."""
+    """Set a job's priority; jobs with a higher one run first."""
     _show([quarry.set_priority(job_id, value)], as_json)
 
 
@@ -149,7 +149,7 @@ def priority(
 def delete(
     job_id: JobIdArgument,
     dataset: Annotated[
-        bool, typer.Option("--dataset", help="Delete its dataset from the service's data folder, too.")
+        bool, typer.Option("--dataset", help="Also delete its dataset from the service's data folder.")
     ] = False,
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
@@ -161,7 +161,7 @@ def delete(
 
 @app.command()
 def rejects(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """Print the samples that are not in the dataset, and why."""
+    """Print the rejected samples, and why."""
     show_list(
         quarry.rejects(job_id),
         as_json,
@@ -172,7 +172,7 @@ def rejects(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = Fa
 
 @app.command()
 def files(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """Print the shards of a job and where each is; with --json their units, with digests."""
+    """Print the shards of a job and where each one is; with --json, the units with digests."""
     repository, every = quarry.job(job_id).repository, quarry.units(job_id)
     if as_json:
         show_json(*every)
@@ -187,13 +187,13 @@ def files(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = Fals
 
 @app.command()
 def redeliver(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """Report a job's last end to its webhook once more."""
+    """Send a job's last report to its webhook again."""
     _show([quarry.redeliver(job_id)], as_json)
 
 
 @app.command("webhook-secret")
 def webhook_secret(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """Print what the webhooks of this key's jobs are signed with."""
+    """Print the secret that signs the webhooks of this key's jobs."""
     answer = quarry.webhook_secret()
     say(answer.model_dump_json() if as_json else answer.secret)
 

@@ -17,18 +17,24 @@ app = group("keys", "Make, list and revoke the API keys of a running service, as
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The owner of its jobs and schedules.")],
-    scope: Annotated[list[Scope], typer.Option(help="What it may be used for; may be repeated.")],
+    scope: Annotated[list[Scope], typer.Option(help="What the key may be used for; may be repeated.")],
     namespace: Annotated[
-        list[str], typer.Option(help="A Hub namespace to push to and to read privately; '*': every one.")
+        list[str], typer.Option(help="A Hub namespace to push to and to read private data from; '*': all.")
     ] = [],  # noqa: B006 - typer's form of an option that may be repeated
-    source_root: Annotated[list[str], typer.Option(help="A folder of file sources.")] = [],  # noqa: B006
-    model_root: Annotated[list[str], typer.Option(help="A folder of local models.")] = [],  # noqa: B006
-    max_jobs: Annotated[int | None, typer.Option(min=1, help="Jobs that have not ended.")] = None,
+    source_root: Annotated[list[str], typer.Option(help="A folder that file sources may be read from.")] = [],  # noqa: B006
+    model_root: Annotated[
+        list[str], typer.Option(help="A folder that local models may be loaded from.")
+    ] = [],  # noqa: B006
+    max_jobs: Annotated[int | None, typer.Option(min=1, help="Most jobs that have not ended.")] = None,
     max_priority: Annotated[
         int | None, typer.Option(min=-100, max=100, help="The highest priority of its jobs.")
     ] = None,
-    max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes of the shards of its jobs.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Most bytes of its jobs' shards, requests and posted samples.")
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Most requests per minute to each API process.")
+    ] = None,
     days: Annotated[float | None, typer.Option(min=0, max=36_500, help="Days until it expires.")] = None,
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
@@ -53,7 +59,7 @@ def add(
 
 @app.command("list")
 def list_keys(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """List keys, oldest first; revoked and expired ones too."""
+    """List keys, oldest first, including revoked and expired ones."""
     _show(quarry.keys().keys, as_json)
 
 
@@ -63,7 +69,7 @@ def revoke(
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a key; its owner's jobs go on."""
+    """Revoke a key; its owner's jobs continue."""
     _show([quarry.revoke_key(key_id)], as_json)
 
 

@@ -1,4 +1,4 @@
-"""`quarry serve` and `quarry worker`: the processes that stay."""
+"""`quarry serve` and `quarry worker`: the long-running processes."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from service.work.placement import Placement, placements
 
 
 def _setting(name: str, said: str) -> str:
-    """Return the help of an option that is a setting too, and whose default is the setting's."""
+    """Return the help of an option that is also a setting and has the setting's default."""
     return f"{said} [env: QUARRY_{name.upper()}; default: {Settings.model_fields[name].default}]"
 
 
@@ -27,25 +27,27 @@ Workers = Annotated[
     str,
     typer.Option(
         metavar="N|auto",
-        help="How many workers, each with its share of the GPUs and cores; auto: one for each group of "
+        help="Number of workers, each with its share of the GPUs and cores; auto: one for each group of "
         "QUARRY_TENSOR_PARALLEL_SIZE GPUs.",
     ),
 ]
 
 PRIVATE_UMASK = 0o077
-"""The database and the datasets of a service are its own user's; a child has its parent's umask."""
+"""Only the service's user may read its database and datasets; children inherit the umask."""
 
 
 def serve(
     data_dir: DataDir = None,
     host: Annotated[str | None, typer.Option(help=_setting("host", "Address to listen on."))] = None,
-    port: Annotated[int | None, typer.Option(help=_setting("port", "Port; 0 takes a free one."))] = None,
+    port: Annotated[
+        int | None, typer.Option(help=_setting("port", "Port to listen on; 0 takes a free one."))
+    ] = None,
     with_worker: Annotated[
-        bool, typer.Option("--worker/--no-worker", help="Run workers beside the API.")
+        bool, typer.Option("--worker/--no-worker", help="Run workers alongside the API.")
     ] = True,
     workers: Workers = "1",
 ) -> None:
-    """Serve the HTTP API and run jobs, until SIGTERM or SIGINT."""
+    """Serve the HTTP API and run jobs until SIGTERM or SIGINT."""
     check_python()
     from service.api.serve import serve as serve_until_signalled
 
@@ -61,22 +63,22 @@ def serve(
 
 def worker(
     data_dir: DataDir = None,
-    only_job: Annotated[str | None, typer.Option(help="Run this job, then end.")] = None,
+    only_job: Annotated[str | None, typer.Option(help="Run this job, then exit.")] = None,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="End when no job is queued, running or publishing.")
+        bool, typer.Option("--until-idle", help="Exit when no job is queued, running or publishing.")
     ] = False,
     workers: Workers = "1",
     roles: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE,...",
-            help="What it does: plan, capture, store, finish. 'capture,store' needs no data folder: "
-            "QUARRY_DATA_DIR is then scratch. [env: QUARRY_ROLES; default: all]",
+            help="What the worker does: plan, capture, store, finish. 'capture,store' needs no data folder: "
+            "QUARRY_DATA_DIR is then scratch space. [env: QUARRY_ROLES; default: all]",
         ),
     ] = None,
-    parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True, help="Exit when this process does.")] = None,
 ) -> None:
-    """Run jobs, until SIGTERM or SIGINT; then finish what the engine holds and release the rest."""
+    """Run jobs until SIGTERM or SIGINT; then finish what the engine holds and release the rest."""
     os.umask(PRIVATE_UMASK)  # also under a parent of Ray's
     if parent_pid is None:
         check_python()

@@ -1,4 +1,4 @@
-"""Shows a job's progress to whoever waits for it: a bar on a terminal, a line now and then elsewhere."""
+"""Shows a job's progress: a bar on a terminal, a line every few seconds elsewhere."""
 
 import sys
 import time
@@ -19,10 +19,10 @@ RATE_OVER_S = 60.0
 
 
 class Bar(rich.progress.Progress):
-    """A live bar of samples. Like `Lines` it is shown within its block, and takes one job."""
+    """A live bar of samples. Like `Lines`, it is shown within its `with` block, and takes one job."""
 
     def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Draw on `stream`, a terminal; `clock_s` gives seconds from any beginning."""
+        """Draw on `stream`, a terminal; `clock_s` gives seconds from any starting point."""
         self._rate = Rate(clock_s)
         super().__init__(
             TextColumn("{task.description}", markup=False),
@@ -50,7 +50,7 @@ class Lines:
     """A plain line at each change of state and at each delay, and one every few seconds between."""
 
     def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Write to `stream`; `clock_s` gives seconds from any beginning."""
+        """Write to `stream`; `clock_s` gives seconds from any starting point."""
         self._stream, self._clock_s = stream, clock_s
         self._rate = Rate(clock_s)
         self._state: tuple[JobState, str] | None = None
@@ -74,15 +74,15 @@ class Lines:
 
 
 class Rate:
-    """Tokens a second over the last minute of what is watched."""
+    """Tokens per second over the last minute of a watched job."""
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
-        """Begin; `clock_s` gives seconds from any beginning."""
+        """Begin; `clock_s` gives seconds from any starting point."""
         self._clock_s = clock_s
         self._seen: deque[tuple[float, int]] = deque()
 
     def shown(self, tokens: int) -> str:
-        """Take in what is written by now and return `, 1,234 tokens/s`; nothing while nothing is written."""
+        """Record the tokens written so far and return `, 1,234 tokens/s`; empty while nothing is written."""
         now_s = self._clock_s()
         self._seen.append((now_s, tokens))
         while now_s - self._seen[0][0] > RATE_OVER_S:
@@ -95,7 +95,7 @@ ProgressDisplay = Bar | Lines
 
 
 def counts(progress: Progress) -> str:
-    """Return `3/9 samples` written, `3/9+` while there may be more, with the samples that are not written."""
+    """Return `3/9 samples` written, or `3/9+` while planning goes on, with counts of those left out."""
     more = "" if progress.plan_done else "+"
     left_out = {
         "rejected": progress.samples_rejected,
@@ -107,13 +107,13 @@ def counts(progress: Progress) -> str:
 
 
 def to_upload(job: JobSummary) -> str:
-    """Return `, 2 units to upload`; nothing where no committed unit waits for its repository."""
+    """Return `, 2 units to upload`; empty if no committed unit waits for its repository."""
     lag = job.progress.units_done - job.progress.units_stored
     return f", {lag} unit{'s' * (lag > 1)} to upload" if job.repository and lag else ""
 
 
 def _delay(job: JobSummary) -> str:
-    """Say why a job does not go on; nothing where it makes progress."""
+    """Say why a job does not proceed; empty if it makes progress."""
     if job.waits is not None:
         return f"; waits: {one_line(job.waits)}"
     if job.state is not JobState.PUBLISHING or job.problem is None:
@@ -122,7 +122,7 @@ def _delay(job: JobSummary) -> str:
 
 
 def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:
-    """Return what fits `stream`."""
+    """Return the display that fits `stream`."""
     return Bar(stream) if stream.isatty() else Lines(stream)
 
 

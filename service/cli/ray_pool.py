@@ -18,7 +18,7 @@ from service.settings import Settings, load_settings
 if TYPE_CHECKING:
     from service.ray_pool import RayPool, WorkerStatus
 
-app = group("ray", "Workers on the nodes of a Ray cluster, on one PostgreSQL: they run jobs that are pushed.")
+app = group("ray", "Run workers on a Ray cluster's nodes with one PostgreSQL, for jobs that are pushed.")
 
 Scratch = Annotated[
     Path | None,
@@ -39,7 +39,7 @@ def _pool(settings: Settings, address: str, scratch: Path | None = None) -> Iter
 
 @app.command()
 def up(
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="How many workers the pool has.")],
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of workers in the pool.")],
     gpus_per_worker: Annotated[
         int | None,
         typer.Option(
@@ -53,7 +53,7 @@ def up(
     data_dir: DataDir = None,
     scratch: Scratch = None,
 ) -> None:
-    """Start the pool or change it: surplus workers, and those of other settings, are drained."""
+    """Start or change the pool; surplus workers, and those with other settings, are drained."""
     settings = load_settings(data_dir=data_dir, tensor_parallel_size=gpus_per_worker or None)
     gpus = settings.tensor_parallel_size if gpus_per_worker is None else gpus_per_worker
     with _pool(settings, address, scratch) as pool:
@@ -68,7 +68,7 @@ def status(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the pool's workers. The exit code is 3 if not every one is running."""
+    """Print the pool's workers. The exit code is 3 unless all are running."""
     with _pool(load_settings(data_dir=data_dir), address) as pool:
         workers = pool.status()
     _print(workers, as_json)
@@ -78,7 +78,7 @@ def status(
 
 @app.command()
 def down(address: Address = "auto", data_dir: DataDir = None) -> None:
-    """Drain all workers and end the pool; jobs wait for the next one."""
+    """Drain all workers and end the pool; jobs wait for the next pool."""
     with _pool(load_settings(data_dir=data_dir), address) as pool:
         pool.scale(0, 0)
 

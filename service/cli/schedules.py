@@ -1,4 +1,4 @@
-"""`quarry schedules`: jobs that a running service makes again and again."""
+"""`quarry schedules`: recurring jobs of a running service."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from service.visible import one_line
 app = group("schedules", "Make, list, pause, run and delete the schedules of a running service.")
 
 POSTED_AT_ONCE, POSTED_BYTES = 1000, 2**20
-"""Most samples of one post, and bytes after which no more are added: a service takes a body of 8 MiB."""
+"""Most samples in one post, and bytes after which no more are added: a service takes bodies of 8 MiB."""
 MAX_LINE_BYTES = 2**26
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
@@ -33,12 +33,12 @@ def add(
         typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The schedule, as JSON or YAML."),
     ],
     preview: Annotated[
-        bool, typer.Option("--preview", help="Check it and print its next slots, but keep nothing.")
+        bool, typer.Option("--preview", help="Check the schedule and print its next slots, but keep nothing.")
     ] = False,
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
-    """Make a schedule: its name, cron row, time zone and rules, and the request of its jobs."""
+    """Make a schedule: its name, cron expression, time zone and rules, and the request of its jobs."""
     new = parse_body(NewSchedule, read_document(file))
     _print(quarry.add_schedule(new, preview=preview), as_json)
 
@@ -67,7 +67,7 @@ def show(
     quarry: Quarry = SERVER,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print a schedule, its next five slots, and what became of the last ones."""
+    """Print a schedule, its next five slots, and the outcomes of the last ones."""
     if request:
         show_document(quarry.schedule_request(name), as_json)
         return
@@ -101,7 +101,7 @@ def post(
     name: Name,
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Samples as JSON, one a line."),
+        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Samples as JSON, one per line."),
     ],
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
@@ -120,7 +120,7 @@ def delete(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None
 
 
 def _batches(file: Path) -> Iterator[list[Sample]]:
-    """Yield the samples of a file, as many as can be posted at once. Raises RequestError with the line."""
+    """Yield the samples of a file in batches that can be posted. Raises RequestError with the line."""
     batch: list[Sample] = []
     num_bytes = 0
     with file.open("rb") as lines:

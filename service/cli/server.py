@@ -22,6 +22,6 @@ SERVER: Any = typer.Option(
     help="Base URL of the service.",
 )
 """The option of a parameter `quarry: Quarry`."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 __all__ = ["SERVER", "AsJson", "Quarry"]

@@ -1,4 +1,4 @@
-"""`quarry train`: a trainer's own command, on a dataset whose states it reads where they are."""
+"""`quarry train`: a trainer's own command on a dataset, whose states it reads in place."""
 
 from typing import Annotated
 
@@ -7,9 +7,7 @@ import typer
 from service.cli.console import group
 from service.cli.datasets import DatasetArgument, JobsOption, Revision
 
-app = group(
-    "train", "Train on a finished dataset by a trainer's own command, without a second copy of the states."
-)
+app = group("train", "Train on a finished dataset with a trainer's own command, without copying the states.")
 
 
 @app.command(
@@ -29,18 +27,19 @@ def speculators(
         typer.Option(
             metavar="URL",
             help="Train on the rows of this job, http://HOST:PORT/jobs/ID, as they are captured; DATASET "
-            "validates, and gives the draft vocabulary.",
+            "gives the validation rows and the draft vocabulary.",
         ),
     ] = None,
     consumer: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --live: what a checkpoint has had may go from a job with 'retention: consumed'.",
+            help="With --live, of a job with 'retention: consumed': the consumer that acknowledges the rows "
+            "of each checkpoint.",
         ),
     ] = None,
 ) -> None:
-    """Run 'speculators train' on DATASET; all that comes after it goes to that command unchanged.
+    """Run 'speculators train' on DATASET; all arguments after it are passed to that command unchanged.
 
     On several GPUs: torchrun --nproc-per-node N --no-python quarry train speculators DATASET ...
     """

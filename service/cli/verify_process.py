@@ -1,6 +1,6 @@
-"""The process that `quarry verify` reads a dataset in: over some crafted files, pyarrow ends its process.
+"""The process in which `quarry verify` reads a dataset: some crafted files make pyarrow crash.
 
-Such a file is broken, as one that takes forever, and another process reads the rest.
+Such a file counts as broken, as does one that takes forever, and another process reads the rest.
 """
 
 import re
@@ -19,12 +19,12 @@ from service.lifeline import FAULTS
 from service.settings import Settings
 
 MOST_ENDED = 10
-"""Files that may end the process: each time, all that can be read is read again."""
+"""Files that may crash the process: each time, everything readable is read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOrder:
-    """What to verify: a folder, or else a repository of that name; and what to make of it."""
+    """What to verify: a folder, or else a repository of that name; and what to output."""
 
     dataset: str
     settings: Settings

@@ -9,14 +9,12 @@ from schemas.worker import HostView, WorkerView
 from service.cli.console import group, say, show_json, show_table
 from service.cli.server import SERVER, AsJson, Quarry
 
-app = group(
-    "workers", "List the workers of a running service by their hosts, and give up a host that is lost."
-)
+app = group("workers", "List the workers of a running service by host, and give up a lost host.")
 
 
 @app.command("list")
 def list_workers(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
-    """List hosts and their workers; the data folder's host comes first."""
+    """List hosts and their workers, the data folder's host first."""
     hosts = quarry.workers().hosts
     if as_json:
         show_json(*hosts)
@@ -27,11 +25,11 @@ def list_workers(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
 
 @app.command()
 def forget(
-    host_id: Annotated[str, typer.Argument(metavar="HOST", help="Its id, as 'list' prints it.")],
+    host_id: Annotated[str, typer.Argument(metavar="HOST", help="Id of the host, as 'list' prints it.")],
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
-    """Give up what a host had captured and not stored: it is captured again elsewhere."""
+    """Give up what a host captured but did not store; it is captured again elsewhere."""
     forgotten = quarry.forget_host(host_id)
     said = f"{forgotten.units} units are captured again"
     say(forgotten.model_dump_json() if as_json else said)
