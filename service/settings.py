@@ -59,8 +59,8 @@ class Settings(BaseSettings):
     admin_key_file: Path | None = None
     """File that holds the operator's API key, one word of at least 32 characters; read at each use.
 
-    Use it to make further keys: `quarry keys add`. Without it and without keys, the API listens only on the
-    loopback interface and serves every local caller.
+    Use it to make further keys: `quarry keys add`. Without it and without keys, the API is served only
+    on the loopback interface, to every local caller.
     """
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Largest request body. Each object, list and field in it counts as 16 extra bytes."""

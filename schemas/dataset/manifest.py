@@ -20,12 +20,14 @@ from schemas.request import PublishedRequest
 class UnitChecks(Wire):
     """What was proven of one unit; `CheckReport` sums these over the job."""
 
-    rows_checked: int = Field(description="rows under the always-on checks: every one")
+    rows_checked: int = Field(description="rows covered by the always-on checks: all of them")
     logit_rows: int = Field(description="rows whose last logits were recomputed from the sealed bytes")
     logit_argmax_agree: int
     logit_max_error: float = Field(description="largest |log-probability difference| over the logit rows")
     answers: dict[str, int] = Field(
-        default={}, exclude_if=lambda counts: not counts, description="conversations, and how answers ended"
+        default={},
+        exclude_if=lambda counts: not counts,
+        description="counts of conversations and of how answers ended",
     )
 
 
@@ -33,23 +35,25 @@ class LayerAgreement(Wire):
     """One captured layer against the reference: cosine and relative distance of a token's state."""
 
     layer_id: int
-    cosine: float = Field(description="median over a prompt's tokens, of the worst prompt")
-    max_rel_error: float = Field(description="of the worst token: a router that flipped shows here")
-    best_match_layer: int = Field(description="the layer of the reference that it is nearest to: its own")
-    median_rel_error: float | None = Field(default=None, description="against float32, if rounding goes far")
+    cosine: float = Field(description="median over the tokens of the worst prompt")
+    max_rel_error: float = Field(description="of the worst token; a flipped router choice shows here")
+    best_match_layer: int = Field(description="the nearest layer of the reference, which is its own")
+    median_rel_error: float | None = Field(
+        default=None, description="against float32, if rounding errors are large"
+    )
     own_median_rel_error: float | None = Field(default=None, description="of the reference itself")
 
 
 class CanaryReport(Wire):
     """A passed canary: how near the engine's states were to those of a forward pass by another library."""
 
-    job_id: JobId = Field(description="that it ran for; others may rely on it")
+    job_id: JobId = Field(description="the job that it ran for; others may rely on it")
     prompts: int
     tokens: int
     layers: tuple[LayerAgreement, ...]
     reference: str = Field(description="the library of the reference, with its version")
-    seconds: float = Field(description="that the reference took")
-    peak_bytes: int = Field(description="that the reference's process held at most")
+    seconds: float = Field(description="run time of the reference")
+    peak_bytes: int = Field(description="peak memory of the reference's process")
 
     @property
     def min_cosine(self) -> float:
@@ -74,7 +78,7 @@ class CheckReport(UnitChecks):
     """What was proven, in numbers."""
 
     canary: str = Field(description="'passed', 'cached' or 'skipped by request'")
-    canary_report: CanaryReport | None = Field(default=None, description="null where it was skipped")
+    canary_report: CanaryReport | None = Field(default=None, description="null if it was skipped")
 
 
 class Totals(Wire):
@@ -102,8 +106,8 @@ class Coverage(Wire):
 class VocabularyStats(Wire):
     """How the supervised tokens spread over the vocabulary. The count of each is in `token_freq/`."""
 
-    token_ids: int = Field(description="different token ids that are supervised at least once")
-    coverage: tuple[Coverage, ...] = Field(description="of common draft vocabularies below that")
+    token_ids: int = Field(description="distinct token ids that are supervised at least once")
+    coverage: tuple[Coverage, ...] = Field(description="for common draft vocabulary sizes below that")
 
 
 def body_sha256(body: Mapping[str, Any]) -> str:
@@ -126,8 +130,8 @@ class Manifest(Versioned):
     totals: Totals
     checks: CheckReport
     vocabulary: VocabularyStats
-    captured_at: AwareDatetime = Field(description="when all of it was captured, before its push")
-    sha256: str = Field(default_factory=body_sha256, description="of all the rest as canonical JSON")
+    captured_at: AwareDatetime = Field(description="when capture was complete, before the push")
+    sha256: str = Field(default_factory=body_sha256, description="of everything else as canonical JSON")
 
     @property
     def is_consumed(self) -> bool:

@@ -75,7 +75,7 @@ def test_every_route_has_a_method_of_both_clients(tmp_path: Path):
 def test_a_method_is_documented_where_it_is_asked_for():
     text = pydoc.plain(pydoc.render_doc(AsyncQuarry(DEFAULT_SERVER).set_priority))
     assert "set_priority(job_id: str, priority: int)" in text
-    assert "jobs of a higher one are worked on first" in text
+    assert "jobs with a higher one run first" in text
 
 
 @pytest.fixture(scope="module")
