@@ -120,7 +120,7 @@ class JobSummary(Wire):
     problem: Problem | None = None
     identity_sha256: str | None = None
     repository: str | None = Field(default=None, description="Hub repository that it is pushed to")
-    hub_commit: str | None = Field(default=None, description="commit of that repository with the whole job")
+    hub_commit: str | None = Field(default=None, description="commit of its repository with the whole job")
     created_at: datetime
     updated_at: datetime
     waits: str | None = Field(default=None, description="why no unit is being captured now, if known")
@@ -204,7 +204,7 @@ class Readiness(Health):
     """The answer of `GET /readyz` while the service can take jobs."""
 
     workers_lost: int = Field(
-        description="workers of this service that keep crashing; they are restarted every ten minutes"
+        description="workers of this service that keep exiting; they are restarted every ten minutes"
     )
 
 

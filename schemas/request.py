@@ -62,7 +62,7 @@ class Storage(Wire):
     shard_bytes: int = Field(default=2**31, ge=2**16, le=2**34, description="planned size of a shard")
     keep_local: bool = Field(
         default=True,
-        description="false: a job with `hub` deletes each shard here once the repository has it",
+        description="false: a job with `hub` deletes each local shard once the repository has it",
     )
     retention: Literal["keep", "consumed"] = Field(
         default="keep",
@@ -113,7 +113,8 @@ class ExtractRequest(Wire):
         description="samples with fewer are rejected; not with `generate`",
     )
     duplicates: Duplicates = Field(
-        default="same_id_and_tokens", description="which samples are equal; the first of all files is kept"
+        default="same_id_and_tokens",
+        description="which samples are equal; the first is kept, across all files",
     )
     labels: tuple[LabelName, ...] = Field(
         default=(),

@@ -47,12 +47,12 @@ class HostView(Wire):
     id: str
     name: str = Field(description="name of the machine that it was last seen on")
     is_home: bool = Field(description="whether it is the data folder, where jobs are planned and finished")
-    is_lost: bool = Field(description="whether its captured but not stored units were given up")
+    is_lost: bool = Field(description="whether its captured but unstored units were given up")
     seen_at: datetime
     units_to_store: int
     bytes_to_store: int
     to_store_since: datetime | None = Field(
-        default=None, description="commit time of the oldest of them whose job is still capturing"
+        default=None, description="commit time of the oldest unit to store whose job is still capturing"
     )
     scratch_used_bytes: int | None = Field(
         default=None, description="bytes of shards waiting to leave; null if no worker has a limit"

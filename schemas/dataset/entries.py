@@ -4,7 +4,7 @@ from schemas.base import Wire
 
 
 class FileEntry(Wire):
-    """A file of the dataset: its path inside the repository and what its bytes must be."""
+    """A file of the dataset: its path inside the repository, and the digest and number of its bytes."""
 
     path: str
     sha256: str
@@ -12,7 +12,7 @@ class FileEntry(Wire):
 
 
 class LayerStats(Wire):
-    """What is kept of one layer over a shard.
+    """Statistics of one layer over a shard.
 
     The largest magnitude, and the mean over sampled tokens of the root mean square over H.
     """
@@ -23,7 +23,7 @@ class LayerStats(Wire):
 
 
 class ShardEntry(FileEntry):
-    """A committed shard. Its hashes are of the bytes that its rows were proven on; `xxh3` is xxh3_128."""
+    """A committed shard. Its hashes cover the bytes that its rows were proven on; `xxh3` is xxh3_128."""
 
     xxh3: str
     rows: int

@@ -45,7 +45,7 @@ class LayerAgreement(Wire):
 
 
 class CanaryReport(Wire):
-    """A passed canary: how near the engine's states were to those of a forward pass by another library."""
+    """A passed canary: how close the engine's states are to a forward pass by another library."""
 
     job_id: JobId = Field(description="the job that it ran for; others may rely on it")
     prompts: int
@@ -117,7 +117,7 @@ def body_sha256(body: Mapping[str, Any]) -> str:
 
 
 class Manifest(Versioned):
-    """The content of `manifests/<job>.json`, which is only written of a whole job."""
+    """The content of `manifests/<job>.json`, which is only written for a whole job."""
 
     provenance: Provenance
     identity_sha256: str

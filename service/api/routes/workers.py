@@ -22,7 +22,7 @@ router = APIRouter(
 
 @router.get("", dependencies=[Security(caller, scopes=[Scope.METRICS])])
 def list_workers(store: StoreOf) -> HostList:
-    """List the workers that capture by host, and what each host still has to store."""
+    """List capturing workers by host, and what each host still has to store."""
     return HostList(hosts=tuple(store.read(hosts.views)))
 
 
