@@ -65,7 +65,7 @@ def list_keys(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As 'list' prints it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as 'list' prints it.")],
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
