@@ -39,11 +39,11 @@ app = typer.Typer(
     name="quarry",
     help="Hidden states of a target LLM as proven, durable training sets for EAGLE-style drafters.",
     epilog=(
-        "Exit codes: 0 success, 1 a dataset is broken, 'serve' did not start or 'doctor' found something bad, "
-        "2 wrong usage or request, 3 a job did not fully succeed, a file could not be read or written, or the "
-        "service did not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub refuses, 6 the "
-        "engine of 'worker --until-idle' keeps dying, 75 try again, "
-        "128 + n 'extract' was stopped by signal n."
+        "Exit codes: 0 success, 1 a dataset is broken, 'serve' did not start or 'doctor' found something "
+        "bad, 2 wrong usage or request, 3 a job did not fully succeed, a file could not be read or "
+        "written, or the service did not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub "
+        "refuses, 6 the engine of 'worker --until-idle' keeps dying, 75 try again, 128 + n 'extract' was "
+        "stopped by signal n."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
