@@ -2,8 +2,8 @@
 
 One stream gathers rows into a stage on the device, the other empties the stage into the slabs.
 
-Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens of a request, R rows (one
-token's states of one layer), W words of a state.
+Legend: B blocks, L captured layers, S slots per block, H hidden size, T tokens of a request, R rows (one
+token's state of one layer), W words of a state.
 """
 
 import math
@@ -17,23 +17,23 @@ from connector.gather import Copy, Request
 from connector.sums import Sums, word_type
 
 STAGE_BYTES = 128 * 2**20
-"""Device memory that the CUDA gather stages through, whatever the length of a request."""
+"""Device memory of the CUDA gather's stage, whatever the length of a request."""
 
 PIECES = 2
-"""The stage is divided into so many: one is gathered while the other is copied out."""
+"""How many pieces the stage is divided into: one is gathered while the other is copied out."""
 
 NUMBER_BYTES = 8
-"""A row's number on its way to the device."""
+"""Size of one row number, which is copied to the device."""
 
 
 class RowTable:
     """Finds the rows of a request in a cache of any axis order, physical layout and padding.
 
-    Row numbers count in the rows' pitch: the largest step that every stride of the cache is a multiple of.
+    Row numbers are in units of the pitch: the greatest common divisor of the cache's strides.
     """
 
     def __init__(self, cache_BLSH: torch.Tensor) -> None:
-        """Look at `cache_BLSH`, a view of the engine's own memory; a row's H states must lie side by side."""
+        """Take `cache_BLSH`, a view of the engine's own memory; a row's H values must be contiguous."""
         *sizes, hidden_size = cache_BLSH.shape
         strides = cache_BLSH.stride()[:3]
         pitch = math.gcd(*strides)
@@ -42,7 +42,7 @@ class RowTable:
         self._slots_S = np.arange(sizes[2], dtype=np.int64) * per_slot
         last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) // pitch
         self.rows_RH = cache_BLSH.as_strided((last + 1, hidden_size), (pitch, 1))
-        """The same memory, so that a row number is an index; rows overlap where the pitch is below H."""
+        """The same memory, indexed by row number; rows overlap if the pitch is less than H."""
 
     def numbers(self, block_ids: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
         """Return the numbers of a request's L * T rows, layer by layer and in token order."""
@@ -54,8 +54,8 @@ class RowTable:
 def cut_into_pieces(num_rows: Sequence[int], piece_rows: int) -> list[list[tuple[int, slice]]]:
     """Cut requests of `num_rows` each into pieces of `piece_rows`, in order; the last may be smaller.
 
-    A piece is some rows of each of its requests, by the request's number. A request is cut only where a piece
-    is full, so that there are as few copies as there can be.
+    A piece lists (request number, slice of that request's rows). A request is cut only where a piece is full,
+    to keep the number of copies minimal.
     """
     cut: list[list[tuple[int, slice]]] = []
     room = 0
@@ -75,15 +75,15 @@ def cut_into_pieces(num_rows: Sequence[int], piece_rows: int) -> list[list[tuple
 class CudaGather:
     """Gathers rows into a stage on one stream and empties the stage on another.
 
-    Rows of many requests are gathered at once: a large kernel of the model leaves no room on the device until
-    it ends, so that little more than one gather gets in between two of them. One piece is gathered into its
-    half of the stage while the other is copied out. Neither the host nor the current stream waits for
-    anything. A request allocates no device memory, and pinned memory only for the sums of its states: its row
-    numbers travel through its own slab, ahead of its states.
+    Rows of many requests are gathered at once: a large kernel of the model occupies the device until it ends,
+    so little more than one gather fits between two of them. One piece is gathered into its half of the stage
+    while the other is copied out. Neither the host nor the current stream waits for anything. A request
+    allocates no device memory, and pinned memory only for the sums of its states: its row numbers travel
+    through its own slab, ahead of its states.
     """
 
     def __init__(self, cache_BLSH: torch.Tensor, stage_bytes: int = STAGE_BYTES) -> None:
-        """Allocate `stage_bytes` on the cache's device: all the device memory that is ever used."""
+        """Allocate `stage_bytes` on the cache's device; no other device memory is ever used."""
         self._table = RowTable(cache_BLSH)
         self._device, self._hidden_size = cache_BLSH.device, cache_BLSH.shape[3]
         row_bytes = self._hidden_size * cache_BLSH.element_size()
@@ -93,21 +93,21 @@ class CudaGather:
         )
         self._words_RW = self._stage_RH.view(word_type(row_bytes))
         self._numbers_R = torch.empty(num_rows, dtype=torch.int64, device=self._device)
-        """Of the rows to gather; then the sums of what was gathered."""
+        """The numbers of the rows to gather; then the sums of the gathered states."""
         self._piece_rows = num_rows // PIECES
         self._place = 0
         self._emptied: list[torch.cuda.Event | None] = [None] * PIECES
-        """The end of the copy out of each place of the stage; null before the first."""
-        # Of what waits for the device, the gather goes first: it is short, and much waits for it.
+        """For each piece of the stage, the event at the end of its last copy out; None before the first."""
+        # The gather has the higher priority: it is short, and the copies wait for it.
         self._gathering = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copying = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def begin_step(self) -> None:
-        """Note what the current stream holds now: the copies of this step wait for that, and for no more.
+        """Record the current stream's position: this step's copies wait for that point and no later one.
 
-        The states of a request were enqueued in the steps before the one that brings its copy.
+        A request's states were enqueued in earlier steps than the one that copies them.
         """
         self._written.record(torch.cuda.current_stream(self._device))
 
@@ -140,9 +140,9 @@ class CudaGather:
         return copies
 
     def _move(self, parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.cuda.Event:
-        """Enqueue the copy of parts: the numbers of rows, where they go, and where their sums go; one piece.
+        """Enqueue the copy of one piece; a part is (row numbers, destination, destination of the sums).
 
-        Leaves another stream current; returns the event of the copy's end.
+        Leaves another stream current; returns the event that marks the end of the copy.
         """
         self._place = (self._place + 1) % PIECES
         emptied = self._emptied[self._place]

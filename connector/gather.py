@@ -1,8 +1,8 @@
-"""Copies a request's states from paged blocks into a host slab, layer by layer contiguous.
+"""Copies a request's states from paged blocks into a host slab in which each layer is contiguous.
 
-This module copies on a CPU; `connector.cuda_gather` copies on a GPU. It is the only copy on the host side.
+This module copies on a CPU; `connector.cuda_gather` copies from a GPU. The host makes no other copy.
 
-Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens of the request, W words of a
+Legend: B blocks, L captured layers, S slots per block, H hidden size, T tokens of the request, W words of a
 state.
 """
 
@@ -15,17 +15,17 @@ import torch
 from connector.sums import Sums, add_up, words_of
 
 Request = tuple[Sequence[int], torch.Tensor]
-"""The blocks of a request in token order, and its slab as `[L, T, H]`."""
+"""A request's blocks in token order, and its slab as `[L, T, H]`."""
 
 
 class Copy(Protocol):
-    """A copy under way."""
+    """A copy in progress."""
 
     def done(self) -> bool:
-        """Say whether the slab holds all its bytes; never blocks."""
+        """Return whether the slab holds all its bytes; never blocks."""
 
     def sums(self) -> Sums:
-        """Return the sums [L, T] of the states where they were read, once the copy is done."""
+        """Return the sums [L, T] of the states as read from the cache; call it once the copy is done."""
 
 
 class _Finished:
@@ -40,10 +40,11 @@ class _Finished:
 
 
 class CpuGather:
-    """Copies on the calling thread, a block of a layer at a time, and sums what is still in the core's cache.
+    """Copies on the calling thread, one layer of a block at a time, and sums it while it is in the core's
+    cache.
 
-    By numpy, which moves a block as one piece of memory: torch takes ten times as long over the same strides,
-    and calls the model's team of threads for it.
+    It uses numpy, which moves a block as one piece of memory: torch takes ten times as long for the same
+    strides, and uses the model's thread pool.
     """
 
     def __init__(self, cache_BLSH: torch.Tensor) -> None:

@@ -1,10 +1,10 @@
 """The facade that vLLM loads (`kv_connector_module_path="connector.hidden_states"`).
 
-Builds one half by role and forwards.
+Builds the half that the role asks for and forwards to it.
 
-Both halves live in `connector.scheduler` and `connector.worker`; this file is the only one that knows vLLM's
-connector API. The layout is taken as the engine gives it, so that the target's own attention keeps the layout
-it runs best with.
+The halves are in `connector.scheduler` and `connector.worker`; only this file knows vLLM's connector API. The
+cache layout is taken as the engine gives it, so that the target's attention keeps the layout it runs best
+with.
 """
 
 import os
@@ -47,20 +47,20 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ANN401 - vLLM's
-        """Refuse sleep mode (vLLM 0.33 asks): it maps the cache anew, and the worker half keeps a view."""
+        """Refuse sleep mode (vLLM 0.33 asks): it remaps the cache, and the worker half keeps a view of it."""
         return False
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:  # noqa: ANN401 - vLLM's
-        """Find the cache-only group; build the scheduler half now, the worker half when the cache exists."""
+        """Find the cache-only group; build the scheduler half now, the worker half once the cache exists."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         with _telling_refusals(self._kv_transfer_config):
             self._group: CacheGroup = find_cache_group(kv_cache_config.kv_cache_groups)
         self._scheduler = SchedulerHalf(self._group.block_size, self._group.group_id)
         self._worker: WorkerHalf | None = None
         self._drained: set[str] = set()
-        """Requests that this rank has to report as sent: their work comes no later than their end."""
+        """Requests that this rank must report as sent; they are added no later than they finish."""
         self._finished: set[str] = set()
-        """Those that the engine has reported to this worker as finished: only these may be reported back."""
+        """Those that the engine has reported to this worker as finished; only these may be reported back."""
         self._copied: set[str] = set()
 
     # Scheduler side, in the engine core's process.
@@ -81,16 +81,16 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         return self._scheduler.request_finished(request, block_ids), None
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ANN401
-        """Do the same for an engine with a single cache group."""
+        """Do the same in an engine with a single cache group."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:  # noqa: ANN401
-        """Send the step's work along."""
+        """Return the step's work for the worker half."""
         self._scheduler.scheduled(scheduler_output)
         return StepMetadata(self._scheduler.take_work())
 
     def get_finished_count(self) -> int:
-        """Expect one report a request: the rank that drains a row is the only one to report it."""
+        """Expect one report per request: only the rank that drains a row reports it."""
         return 1
 
     # Worker side, in the engine's worker process.
@@ -101,7 +101,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
             self._worker = _start_worker(self._vllm_config, self._kv_transfer_config, self._group, kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Begin the step: of the worker's hooks, this one comes before the forward pass in every version."""
+        """Begin the step: this worker hook is called before the forward pass in every version of vLLM."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, StepMetadata):
             self._worker.begin(connector_metadata.work)
@@ -127,7 +127,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         """Do nothing: there is nothing to load."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Do nothing: the cache-only layer has stored the states itself.
+        """Do nothing: the cache-only layer stores the states itself.
 
         They are drained when the request ends.
         """
@@ -143,7 +143,9 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
 @contextmanager
 def _telling_refusals(transfer_config: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
-    """Pass a LayoutError on to the service before it ends the engine, whose own message names no cause."""
+    """Report a LayoutError or MemoryError to the service before it ends the engine, whose own message names
+    no cause.
+    """
     try:
         yield
     except (LayoutError, MemoryError) as error:
@@ -159,7 +161,7 @@ def _start_worker(
     group: CacheGroup,
     kv_caches: dict[str, torch.Tensor],
 ) -> WorkerHalf:
-    """Check what the engine gives against its own configuration and build the worker half."""
+    """Check the engine's cache against its configuration and build the worker half."""
     from vllm.distributed.parallel_state import (
         get_tensor_model_parallel_rank,
         get_tensor_model_parallel_world_size,
@@ -192,6 +194,6 @@ def _start_worker(
 def _stop_process() -> None:
     """End this process at once.
 
-    Its service is gone, nothing it computes can be committed, and it holds the device.
+    Its service is gone: nothing it computes can be committed, and it would keep holding the device.
     """
     os._exit(EXIT_SERVICE_GONE)

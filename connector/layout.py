@@ -1,8 +1,8 @@
-"""Where the cache-only layer's states lie in the engine's cache.
+"""Finds the cache-only layer's states in the engine's cache.
 
-Checked once at start, refused by name when it does not fit.
+The layout is checked once at start; a mismatch is refused with an error that names it.
 
-Legend: B blocks, L captured layers, S slots (tokens) a block, H hidden size.
+Legend: B blocks, L captured layers, S slots (tokens) per block, H hidden size.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ import torch
 from connector.versions import FIRST_BLSH, LayoutError, parse_version
 
 CACHE_LAYER_MARK = "cache_only_layers."
-"""Part of the name of vLLM's cache-only layer.
+"""Part of the name of vLLM's cache-only layer, by which it is found.
 
-The spec's type differs between the scheduler's and the worker's view.
+The type of its spec would not do: it differs between the scheduler and the worker.
 """
 
 STORED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -28,7 +28,7 @@ class CacheGroup:
     group_id: int
     layer_name: str
     block_size: int
-    """S, the group's own; hybrids give it another one than the target's attention."""
+    """S of this group; in hybrid models it differs from that of the target's attention."""
 
 
 def find_cache_group(kv_cache_groups: list[Any]) -> CacheGroup:
@@ -49,7 +49,7 @@ def find_cache_group(kv_cache_groups: list[Any]) -> CacheGroup:
 
 
 def _block_size(spec: Any, layer_name: str) -> int:  # noqa: ANN401 - vLLM's KVCacheSpec
-    """Return the slots a block; a uniform group (worker's view) holds one spec a layer."""
+    """Return the slots per block; a uniform group (as the worker sees it) holds one spec per layer."""
     per_layer = getattr(spec, "kv_cache_specs", None)
     return int((per_layer[layer_name] if per_layer else spec).block_size)
 

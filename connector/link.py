@@ -1,4 +1,4 @@
-"""The connector's end of the socket to the service: lines of JSON, both ways.
+"""The connector's end of the socket to the service: JSON lines in both directions.
 
 `schemas.receipts` is the protocol.
 """
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 class Link:
     """A connected stream socket with one reading thread. `send` may be called from any thread.
 
-    `on_message` is called on the reading thread; `on_lost` once, when the service has gone without `close`
-    from this side.
+    `on_message` is called on the reading thread. `on_lost` is called once, if the service goes away before
+    `close` is called on this side.
     """
 
     def __init__(
         self, path: Path, on_message: Callable[[ToConnector], None], on_lost: Callable[[], None]
     ) -> None:
-        """Connect. Raises OSError when the service does not listen at `path`."""
+        """Connect. Raises OSError if the service is not listening at `path`."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(str(path))
         self._on_message, self._on_lost = on_message, on_lost
@@ -34,11 +34,11 @@ class Link:
         self._thread = threading.Thread(target=self._read, name="quarry-link", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def send(self, message: FromConnector) -> None:
-        """Send one line. A service that has gone is noticed here as on the reading side."""
+        """Send one line. Like the reading thread, this notices when the service has gone."""
         try:
             with self._lock:
                 self._socket.sendall(line(message))
@@ -58,7 +58,8 @@ class Link:
                 for text in lines:
                     self._on_message(TO_CONNECTOR.validate_json(text))
         except (OSError, ValueError) as error:
-            # A message that is not understood, too: a link that no longer reads would leave units unopened.
+            # Also for a message that is not understood: if the link stopped reading, units would stay
+            # unopened.
             logger.warning("the socket to the service broke: %s", error)
         finally:
             self._lost()

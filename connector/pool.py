@@ -1,9 +1,9 @@
 """The bounded host memory that every state passes through.
 
-One buffer, first fit, reused for the life of the engine.
+It is one buffer, allocated first fit and reused for the life of the engine.
 
-A full pool is the back-pressure: the worker half leaves requests ungathered, their blocks stay held, and the
-scheduler admits less. First fit keeps the low addresses warm; memory never touched is never paged in.
+A full pool creates back-pressure: the worker half leaves requests ungathered, their blocks stay held, and the
+scheduler admits less. First fit keeps the low addresses warm; memory that is never touched is never paged in.
 """
 
 import bisect
@@ -17,7 +17,7 @@ import torch
 from schemas.dataset.memory import mapped
 
 ALIGN_BYTES = 4096
-"""Slabs begin on page borders, so that a layer can be handed to the kernel as it lies."""
+"""Slabs begin on page boundaries, so that a layer can be handed to the kernel without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Slab:
 class HostPool:
     """Allocates slabs from one buffer of `num_bytes`; thread-safe.
 
-    Pinned on CUDA machines, plain memory otherwise.
+    The buffer is pinned on CUDA machines and ordinary memory otherwise.
     """
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
-        """Allocate the buffer at once, so that a machine without the memory is refused at start.
+        """Allocate the whole buffer now, so that a machine without the memory is refused at start.
 
         Raises MemoryError.
         """
         self.num_bytes = _aligned(num_bytes)
         try:
-            # Mapped, since malloc's large pieces do not begin on a page border.
+            # Mapped, since malloc's large allocations do not begin on a page boundary.
             memory = mapped(self.num_bytes)
-            # After a fork, the first write to a page would move it away from under the device.
+            # After a fork, copy-on-write would move a page that the device still uses.
             memory.madvise(mmap.MADV_DONTFORK)
             self._buffer = torch.frombuffer(memory, dtype=torch.uint8)
             if pinned:
@@ -53,17 +53,17 @@ class HostPool:
             raise MemoryError(f"no {self.num_bytes} bytes for the host pool: {error}") from error
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.num_bytes)]
-        """(offset, bytes) of free pieces, sorted by offset, never adjacent."""
+        """(offset, bytes) of each free piece, sorted by offset, never adjacent."""
 
     def _pin(self) -> None:
-        """Lock the pages for the device until the pool goes.
+        """Page-lock the buffer for the device until the pool is garbage-collected.
 
-        torch's own pinned memory comes in powers of two: up to twice the size.
+        torch would round pinned memory up to a power of two: up to twice the size.
         """
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = self._buffer.data_ptr()
         torch.cuda.check_error(runtime.cudaHostRegister(address, self.num_bytes, 0))
-        # The process's end unlocks by itself, and the CUDA context may be gone by then.
+        # The end of the process unlocks the pages anyway, and the CUDA context may be gone by then.
         weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
 
     def acquire(self, num_bytes: int) -> Slab | None:
@@ -98,7 +98,7 @@ class HostPool:
 
     @property
     def used_bytes(self) -> int:
-        """How much of the buffer is in slabs."""
+        """How much of the buffer is allocated to slabs."""
         with self._lock:
             return self.num_bytes - sum(size for _, size in self._free)
 

@@ -1,11 +1,11 @@
 """Finds states that repeat: a row that holds another row's block, or one of its own blocks twice.
 
 A state begins as its own token's embedding, so the same bytes cannot be the states of two different tokens.
-The check remembers the states of the last tokens drained and the token of each. It needs no model and samples
-nothing. For an auxiliary layer of a single row nothing else sees such a block: the canary runs other prompts,
+The check remembers the states and ids of the last tokens drained. It needs no model and checks every token.
+No other check would see such a block in an auxiliary layer of a single row: the canary runs other prompts,
 and the logits come from the last layer.
 
-A state is recognised by its sum (`connector.sums`). Layer 0 is left out: two tokens may have the same
+A state is recognised by its sum (`connector.sums`). Layer 0 is not checked: two tokens may have the same
 embedding, and with learned positions one token has many.
 
 Legend: T tokens, L captured layers, E entries.
@@ -21,20 +21,20 @@ from connector.rowcheck import StatesWrongError
 from connector.sums import Sums
 
 ENTRIES_MAX = 2**20
-"""Bounds the memory: 12 bytes an entry and layer."""
+"""Bounds the memory, which is 12 bytes per entry and layer."""
 _LEAST_PAIRS = 2
-"""Different pairs of tokens that share a state with earlier rows before a row is refused.
+"""How many different pairs of tokens must share a state with earlier rows before a row is refused.
 
-A single pair may be two tokens of the vocabulary that were never trained and have the same embedding. Within
-one row there is no such excuse: its tokens have different tokens before them.
+A single pair may be two untrained tokens of the vocabulary with the same embedding. That cannot explain a
+repeat within one row, where different tokens come before each of them.
 """
 
 
 class RepeatCheck:
-    """A table for each layer. A state's sum names its place there; a newer state overwrites an older one.
+    """A hash table for each layer. A state's sum gives its slot; a newer state overwrites an older one.
 
-    It holds as many tokens as the engine's cache, since what a stale block holds was drained no longer ago
-    than that. All writer threads share one.
+    It holds as many tokens as the engine's cache, since the content of a stale block was drained no longer
+    ago than that. All writer threads share one instance.
     """
 
     def __init__(self, num_layers: int, num_tokens: int) -> None:
@@ -56,7 +56,7 @@ class RepeatCheck:
                     continue
                 sums_T = sums_LT[layer]
                 places_T = (sums_T ^ (sums_T >> 32)) & self._mask
-                # With the rows before, and then with the row itself.
+                # First against earlier rows, then against the row itself.
                 for least_pairs in (_LEAST_PAIRS, 1):
                     known_T, earlier_T = self._sums_LE[layer, places_T], self._tokens_LE[layer, places_T]
                     repeated_T = (known_T == sums_T) & (earlier_T >= 0) & (earlier_T != token_ids_T)
@@ -72,7 +72,9 @@ def _refuse(
     layer_id: int,
     least_pairs: int,
 ) -> None:
-    """Raise StatesWrongError if the places `repeated` hold `least_pairs` of tokens or more."""
+    """Raise StatesWrongError if the positions `repeated` hold at least `least_pairs` different pairs of
+    tokens.
+    """
     pairs = {(int(token_ids_T[at]), int(earlier_T[at])) for at in repeated}
     if len(pairs) >= least_pairs:
         at = repeated[0]

@@ -1,9 +1,9 @@
-"""The always-on checks of one row's states, while they are hot in the host pool.
+"""The always-on checks of one row's states, run while the row is still in the host pool.
 
 They work on the bits, with numpy: without the sign bit, floats of any width are ordered like unsigned
-integers, and infinity and NaN are the largest. So one masked maximum over H finds a zero token, one that is
-not finite, and the magnitude. numpy stays on the writer's own thread; torch would start a team of threads
-beside the model's.
+integers, and infinity and NaN are the largest. So one masked maximum over H finds zero tokens, tokens that
+are not finite, and the magnitude. numpy stays on the writer's own thread; torch would start a thread pool
+that competes with the model's.
 
 Legend: T tokens, L captured layers, H hidden size.
 """
@@ -21,26 +21,27 @@ from connector.sums import Sums, add_up, words_of
 from schemas.dataset.entries import LayerStats
 
 RMS_TOKENS = 16
-"""Tokens of a row, evenly spread, that `LayerStats.mean_rms` is taken over: a statistic, not a check."""
+"""About how many evenly spaced tokens of a row `LayerStats.mean_rms` averages over: a statistic, not a check.
+"""
 
 _LEAST_SQUARES = 1e-30
-"""Below it float32 may have lost squares that count."""
+"""Below this, float32 may have underflowed squares that matter."""
 
 SCRATCH_ELEMENTS = 131_072
-"""Elements that are looked at at a time: they stay in the core's own cache from the sum to the maximum."""
+"""Elements read at a time: few enough to stay in the core's own cache from the sum to the maximum."""
 
 
 class StatesWrongError(ValueError):
     """The states cannot be the model's: never stored, zero tokens, a constant layer, or two equal layers.
 
-    The unit fails by this message.
+    The unit fails with this message.
     """
 
 
 class NotFiniteError(ValueError):
     """A row holds NaN or infinity: the model overflowed on this sample.
 
-    The sample is rejected by this message, not the unit.
+    The sample is rejected with this message; the unit does not fail.
     """
 
 
@@ -65,16 +66,16 @@ _INFINITIES = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7
 
 
 class RowChecker:
-    """Checks rows of one dtype; owns a small scratch buffer. Lives on one writer thread."""
+    """Checks rows of one dtype; owns a small scratch buffer, so it is used by one thread only."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KeyError for a dtype that is never stored."""
+        """Take the dtype. Raises KeyError for a dtype that is never stored."""
         self._dtype = dtype
         self._bits = _BITS[dtype]
         self._scratch_TH: NDArray[np.unsignedinteger] = np.empty((0, 0), self._bits)
 
     def look(self, states_LTH: torch.Tensor) -> Look:
-        """Read one contiguous row once, for everything that asks for all of its values."""
+        """Read one contiguous row once and compute everything that needs all of its values."""
         bits_LTH, words_LTW = self._bits_of(states_LTH), words_of(states_LTH)
         num_layers, num_tokens, hidden_size = bits_LTH.shape
         step = max(1, SCRATCH_ELEMENTS // hidden_size)
@@ -95,7 +96,7 @@ class RowChecker:
         return Look(sums_LT, largest_LT, tuple(layer.intdigest() for layer in hashes))
 
     def check(self, states_LTH: torch.Tensor, layer_ids: Sequence[int], look: Look) -> tuple[LayerStats, ...]:
-        """Check one contiguous row by what `look` has shown of it; return what is kept of each layer.
+        """Check one contiguous row from its `look`; return the statistics of each layer.
 
         Raises StatesWrongError and NotFiniteError. Layer 0, the embeddings, may hold zero tokens (a padding
         token's) and may be constant.
@@ -134,7 +135,7 @@ class RowChecker:
 
 
 def _constant(bits_TH: NDArray[np.unsignedinteger]) -> int:
-    """Count the tokens whose values are all the same; looks at two of each before it looks at all."""
+    """Count the tokens whose values are all the same; compare two values of each before comparing all."""
     alike = bits_TH[bits_TH[:, 0] == bits_TH[:, -1]]
     return int((alike == alike[:, :1]).all(axis=1).sum())
 
@@ -142,7 +143,7 @@ def _constant(bits_TH: NDArray[np.unsignedinteger]) -> int:
 def _mean_rms(bits_TH: NDArray[np.unsignedinteger], dtype: torch.dtype) -> float:
     """Return the mean over some tokens of the root mean square over H.
 
-    Squares are added up in float32; where one is too large or too small for that, in float64.
+    Squares are summed in float32, or in float64 if a sum is too large or too small for that.
     """
     chosen_TH = as_float32(bits_TH[:: max(1, len(bits_TH) // RMS_TOKENS)], dtype)
     squares_T = np.einsum("th,th->t", chosen_TH, chosen_TH)
@@ -152,14 +153,14 @@ def _mean_rms(bits_TH: NDArray[np.unsignedinteger], dtype: torch.dtype) -> float
 
 
 def as_float32(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> NDArray[np.float32]:
-    """Return what the bits of `dtype` stand for."""
+    """Return the values that the bits of `dtype` encode."""
     if dtype == torch.bfloat16:
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.view(np.float16 if dtype == torch.float16 else np.float32).astype(np.float32, copy=False)
 
 
 def check_distinct(checksums: Sequence[int], layer_ids: Sequence[int]) -> None:
-    """Raise StatesWrongError if two layers of a row have the same bytes, by their checksums."""
+    """Raise StatesWrongError if two layers of a row have the same checksum, and so the same bytes."""
     layer_of: dict[int, int] = {}
     for layer_id, checksum in zip(layer_ids, checksums, strict=True):
         if checksum in layer_of:

@@ -2,9 +2,9 @@
 
 Runs in the engine core's process, on its step thread.
 
-Only a request that finished by stop or length and has every token computed becomes a drain job; its blocks
-stay held until the worker half reports it. Anything else of ours is void: its blocks are freed at once and
-the writer is informed.
+Only a request that finished by stop, length or repetition with every token computed becomes a drain job; its
+blocks stay held until the worker half reports it. Any other request of ours is void: its blocks are freed at
+once and the writer is told.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from connector.wire import DrainJob, RowRef, StepWork, VoidRow, hash_ids
 
 DRAINED_STATUSES = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
-"""Names of vLLM's RequestStatus after which the states are whole. Compared by name.
+"""Names of vLLM's RequestStatus for which the states are complete. Compared by name:
 
-An abort must never match by value.
+values may change between versions, and an abort must never match.
 """
 
 
@@ -22,20 +22,20 @@ class SchedulerHalf:
     """Collects the step's drain jobs and void rows until the next step carries them to the worker half."""
 
     def __init__(self, block_size: int, group_id: int) -> None:
-        """`block_size` in slots and `group_id` are the cache-only layer's own, not the target's."""
+        """Take `block_size` (slots) and `group_id` of the cache-only layer, not the target's."""
         self._block_size = block_size
         self._group_id = group_id
         self._work = StepWork()
 
     def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> bool:  # noqa: ANN401 - vLLM's
-        """Take over a finished request.
+        """Turn a finished request into a drain job or a void row.
 
         Return True if its blocks must be held until the worker half has copied them.
         """
         ref = RowRef.of(request.kv_transfer_params)
         if ref is None:
             return False
-        # The last token was sampled and never an input, so the cache holds no state for it.
+        # The last token was sampled but never an input, so the cache holds no state for it.
         ids = list(request.all_token_ids)
         num_tokens = len(ids) - 1
         held = len(block_ids[self._group_id]) if self._group_id < len(block_ids) else 0
@@ -60,22 +60,22 @@ class SchedulerHalf:
         return True
 
     def scheduled(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
-        """Note the blocks that this step was given; those that the prefix cache filled are not among them."""
+        """Note the blocks allocated in this step, except those that the prefix cache filled."""
         for request in step.scheduled_new_reqs:
             self._note_fresh(request.block_ids, request.num_computed_tokens)
         cached = step.scheduled_cached_reqs
         for req_id, blocks, num_computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
-            # Of a running request only the blocks that were added in this step are here.
+            # For a running request, only the blocks added in this step are listed.
             self._note_fresh(blocks, num_computed if req_id in cached.resumed_req_ids else 0)
 
     def _note_fresh(self, blocks: tuple[list[int], ...] | None, num_computed: int) -> None:
         if blocks:
-            # A block that is computed in part was copied from the prefix cache.
+            # A partly computed block was copied from the prefix cache.
             self._work.fresh += blocks[self._group_id][-(-num_computed // self._block_size) :]
 
     def take_work(self) -> StepWork:
-        """Return what finished since the last call, and begin anew."""
+        """Return the work collected since the last call, and start a new collection."""
         work, self._work = self._work, StepWork()
         return work

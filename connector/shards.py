@@ -1,7 +1,7 @@
 """One attempt's shard on one rank: rows in, one sealed Parquet file and its receipt out.
 
-A `UnitWriter` lives on one writer thread; only `encode` may run on others. A layer that is stored as it is
-goes to the disk from the slab's own memory: after the gather nothing copies a state.
+A `UnitWriter` is used by one writer thread; only `encode` may run on others. A layer stored uncompressed is
+written to disk straight from the slab: after the gather, nothing copies a state.
 
 Legend: T tokens, L captured layers, H hidden size.
 """
@@ -29,7 +29,7 @@ from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """A row that was checked, and its pages, which are views of its slab; or why it is rejected."""
+    """A checked row and its pages, which are views of its slab; or the reason why it is rejected."""
 
     job: DrainJob
     ids: NDArray[np.int32]
@@ -40,13 +40,15 @@ class EncodedRow:
 
 
 class UnitWriter:
-    """Writes the rows of one attempt that fall to this rank.
+    """Writes the rows of one attempt that belong to this rank.
 
     Raises OSError, StatesWrongError, and pyarrow.ArrowException for a plan that cannot be read.
     """
 
     def __init__(self, order: OpenUnit, config: DrainConfig, repeats: RepeatCheck) -> None:
-        """Read the unit's plan; the file is created with its first row. `repeats` is the engine's one."""
+        """Read the unit's plan; the file is created with its first row. `repeats` is shared by the whole
+        engine.
+        """
         self.attempt_id = order.attempt_id
         self._order = order
         identity = order.provenance.identity
@@ -77,7 +79,7 @@ class UnitWriter:
 
     @property
     def complete(self) -> bool:
-        """Say whether every row of this rank has come to an end."""
+        """Return whether every row of this rank is written, rejected, void or skipped."""
         return not self._open_rows
 
     def write(self, job: DrainJob, states_LTH: torch.Tensor, copied_LT: Sums) -> None:
@@ -85,10 +87,11 @@ class UnitWriter:
         self.append(self.encode(job, states_LTH, copied_LT))
 
     def encode(self, job: DrainJob, states_LTH: torch.Tensor, copied_LT: Sums) -> EncodedRow:
-        """Check the row of `job`, and make its pages of `states_LTH`, which they replace. On any thread.
+        """Check the row of `job` and make its pages in the memory of `states_LTH`, overwriting it.
+        Thread-safe.
 
-        `copied_LT` are the sums of the states where the copy was read. A row that is not finite, or has no
-        supervised token, is rejected by name instead.
+        `copied_LT` are the sums of the states as read by the copy. A row that is not finite, or has no
+        supervised token, is rejected with a named reason instead.
         """
         row, checker = job.ref.row, RowChecker(self._dtype)
         look = checker.look(states_LTH)
@@ -112,7 +115,7 @@ class UnitWriter:
             ids,
             mask,
         ]
-        # One page after the other: a column's bytes may lie where those of the one before did.
+        # Lazily, one page at a time: a column's bytes may reuse the memory of the previous column.
         cells = chain(light, state_columns(self._order.compression, self.layer_ids, states_LTH, look))
         return EncodedRow(job, ids, look.sums_LT, readings, tuple(pages(self._schema, cells)))
 
@@ -127,16 +130,16 @@ class UnitWriter:
             self._repeats.check(encoded.sums_LT, encoded.ids, self.layer_ids)
 
     def void(self, row: int) -> None:
-        """Note that the engine ended `row` without its states."""
+        """Record that the engine ended `row` without its states."""
         self._end_row(row)
         self._void.append(row)
 
     def skip(self, row: int) -> None:
-        """Note that `row` never went to the engine; rows of other ranks are ignored."""
+        """Record that `row` was never sent to the engine; rows of other ranks are ignored."""
         self._open_rows.discard(row)
 
     def seal(self) -> UnitSealed:
-        """Close, seal and receipt the file; the answer is the proof of durability."""
+        """Close and seal the file and return its receipt, which is the proof of durability."""
         xxh3, footer_xxh3, num_bytes = "", "", 0
         if self._file is not None:
             xxh3, footer_xxh3, num_bytes = self._file.end()
@@ -165,7 +168,7 @@ class UnitWriter:
         )
 
     def discard(self) -> None:
-        """Close and delete what is not sealed.
+        """Close and delete a file that is not sealed.
 
         Raises OSError only if the file system refuses the deletion.
         """
@@ -193,7 +196,7 @@ class UnitWriter:
     def _ids_and_mask(self, job: DrainJob) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Return T token ids (int32) and T flags (uint8).
 
-        The plan's, then what was asked and answered behind it.
+        The plan's come first, then those of the turns that follow it.
         """
         row = job.ref.row
         ids, mask = (self._plan[name][row].values.to_numpy() for name in ("input_ids", "loss_mask"))

@@ -1,6 +1,6 @@
-"""A row's layers as the columns that they are stored in: as they are, in two planes, or quantized to fp8.
+"""Encodes a row's layers as stored columns: plain, split into two planes, or quantized to fp8.
 
-What a layer becomes replaces it where it lies, in its row's slab: no form takes memory for a row's states.
+An encoded layer overwrites the layer in its row's slab, so no encoding needs extra memory for a row's states.
 
 Legend: T tokens, L captured layers, H hidden size.
 """
@@ -22,11 +22,12 @@ from schemas.request import Compression
 def state_columns(
     compression: Compression, layer_ids: tuple[int, ...], states_LTH: torch.Tensor, look: Look
 ) -> Iterator[NDArray[Any]]:
-    """Yield the row's state columns in file order, then a checksum a layer; overwrites what is not plain.
+    """Yield the row's state columns in file order, then one checksum per layer; overwrites layers unless
+    plain.
 
-    A high plane lasts until the next is asked for. `look` is of the same states; `schemas.dataset.columns`
-    says what the checksums are over. Raises StatesWrongError if two layers are the same, or if one does not
-    come back from its codes.
+    A high plane is valid until the next one is requested. `look` is of the same states; what the checksums
+    cover is in `schemas.dataset.columns`. Raises StatesWrongError if two layers are the same, or if a layer
+    cannot be restored from its fp8 codes.
     """
     check_distinct(look.checksums, layer_ids)
     checksums = list(look.checksums)

@@ -1,4 +1,4 @@
-"""A sum for every state shows whether its bytes have changed, and which states are the same.
+"""Sums each state, to show whether its bytes have changed and which states are the same.
 
 Legend: L captured layers, T tokens, H hidden size, W words of a state.
 """
@@ -12,13 +12,13 @@ Sums = NDArray[np.int64]
 
 
 def word_type(row_bytes: int) -> torch.dtype:
-    """Return the widest integer that a state of `row_bytes` is a whole number of."""
+    """Return the widest integer type whose size divides `row_bytes`, the size of a state."""
     widths = {8: torch.int64, 4: torch.int32, 2: torch.int16}
     return next(kind for width, kind in widths.items() if row_bytes % width == 0)
 
 
 def words_of(states: torch.Tensor) -> NDArray[np.signedinteger]:
-    """Return states in host memory as the words that are added up: the same memory, H values to W words."""
+    """View states in host memory as the words that are summed: H values become W words, without a copy."""
     word = word_type(states.shape[-1] * states.element_size())
     return states.view(torch.uint8).numpy().view(str(word).removeprefix("torch."))
 
@@ -26,6 +26,6 @@ def words_of(states: torch.Tensor) -> NDArray[np.signedinteger]:
 def add_up(words_TW: NDArray[np.signedinteger], out_T: Sums) -> None:
     """Write the sum of each token's words, of one layer or of several.
 
-    At the speed of memory, by numpy for the reason that `connector.rowcheck` gives.
+    It runs at memory speed; numpy is used for the reason given in `connector.rowcheck`.
     """
     words_TW.sum(axis=-1, dtype=np.int64, out=out_T)

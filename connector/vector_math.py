@@ -1,11 +1,11 @@
-"""Right sines, cosines and tanhs on a CPU: MKL's vector math (VML) is called once by one thread first.
+"""Makes sine, cosine, tanh etc. correct on a CPU: one thread calls MKL's vector math (VML) first.
 
-MKL chooses each function's kernel on its first call. Where several threads of torch make that call at once,
-as in a fresh process's first table of rotary embeddings, one of them may run a kernel of low accuracy over
-its whole share, without an error (pytorch#188792, of MKL 2024.2, which torch's wheels hold). One call on
-one value, by one thread, ends it. Seen here in one process out of many: in float32 the states of every
-position from the middle of the table on were 1e-4 off; noise of that size in the table explains 8e-4 in
-another. In 5,000 fresh processes on a CPU of AMD's it was not seen.
+MKL chooses each function's kernel on its first call. If several torch threads make that call at once, as for
+the first table of rotary embeddings in a fresh process, one of them may run a low-accuracy kernel over its
+whole share, without an error (pytorch#188792, with MKL 2024.2, which torch's wheels bundle). One prior call
+on one value, by one thread, prevents it. It was seen here in one process out of many: in float32 the states
+of every position from the middle of the table on were off by 1e-4; noise of that size in the table explains
+an error of 8e-4 seen in another. It was not seen in 5,000 fresh processes on an AMD CPU.
 """
 
 from functools import cache
@@ -14,12 +14,12 @@ FUNCTIONS = (
     *("acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10"),
     *("log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
 )
-"""What ATen gives to VML, and what other builds of it may (`aten/src/ATen/cpu/vml.h`)."""
+"""Functions that ATen passes to VML, in this build or in others (`aten/src/ATen/cpu/vml.h`)."""
 
 
 @cache
 def settle_vector_math() -> None:
-    """Let every function choose its kernel: 40 calls on one value, about a millisecond. Imports torch."""
+    """Make MKL choose every function's kernel: 40 calls on one value, about a millisecond. Imports torch."""
     import torch
 
     for dtype in (torch.float32, torch.float64):

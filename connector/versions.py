@@ -1,27 +1,28 @@
-"""Which versions of vLLM this connector was written for. Imports nothing, since the service asks at start."""
+"""Which versions of vLLM this connector supports. Imports nothing, since the service checks it at start."""
 
 FIRST_SUPPORTED = (0, 26)
 FIRST_BLSH = (0, 29)
 LAST_SUPPORTED = (0, 33)
-"""vLLM versions: [B, S, L, H] views before 0.29, [B, L, S, H] from there on.
+"""vLLM versions. The cache is [B, S, L, H] before 0.29 and [B, L, S, H] since.
 
-0.26 is the oldest that rows were captured on. Before vllm#43433 (merged in 2026) the scheduler stops stepping
-while blocks of finished requests are held: on CUDA nobody would see that the last copies are done.
+0.26 is the oldest version that rows were captured with. Before vllm#43433 (merged in 2026) the scheduler
+stops stepping while blocks of finished requests are held: on CUDA the end of the last copies would go
+unnoticed.
 """
 SUPPORTED = f"{FIRST_SUPPORTED[0]}.{FIRST_SUPPORTED[1]} to {LAST_SUPPORTED[0]}.{LAST_SUPPORTED[1]}"
 
 TESTED = ((0, 26), (0, 32))
-"""Those that rows were captured on; of the others the sources were read (docs/tested.md)."""
+"""Versions that rows were captured with; for the others only the source was read (docs/tested.md)."""
 
 
 class LayoutError(ValueError):
-    """The engine's cache is not what this connector was written for; the engine must not start."""
+    """The engine's cache layout or version is not supported by this connector; the engine must not start."""
 
 
 def parse_version(version: str) -> tuple[int, int]:
     """Return (major, minor) of an engine version.
 
-    Raises LayoutError for one that is not supported, with its number.
+    Raises LayoutError, which names the version, if it is not supported.
     """
     try:
         major, minor = (int(part) for part in version.split("+")[0].split(".")[:2])

@@ -1,9 +1,10 @@
-"""What a rank is started with, and what crosses from the scheduler half to the worker half, once a step.
+"""A rank's configuration, and the messages from the scheduler half to the worker half, one per step.
 
-Nothing crosses back but request ids.
+Only request ids go back.
 
-Small on purpose: block ids and counts. Token ids travel only for the tokens that are not in the unit's plan
-(an answer that the target generated); the rest is a hash that the writer compares with the plan.
+Messages are small on purpose: block ids and counts. Token ids are sent only for tokens that are not in the
+unit's plan (an answer that the target generated); the planned ones are sent as a hash that the writer
+compares with the plan.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from schemas.receipts import AttemptId
 
 @dataclass(frozen=True, slots=True)
 class DrainConfig:
-    """The set-up of one rank; comes from the engine's start options, never from a request."""
+    """The configuration of one rank; it comes from the engine's start options, never from a request."""
 
     work_root: Path
     socket_path: Path
@@ -37,13 +38,14 @@ PARAMS_KEY = "quarry"
 
 @dataclass(frozen=True, slots=True)
 class RowRef:
-    """Which row of which attempt a request is.
+    """Identifies the row and attempt that a request is for.
 
-    Rides in `kv_transfer_params`, since the engine renames requests.
+    Carried in `kv_transfer_params`, since the engine renames requests.
 
-    `planned_tokens` is how many leading tokens of the request are the plan's. `runs` are the lengths of what
-    follows them, alternately not supervised and supervised; behind the last one the other begins, so that
-    without any all that follows was generated, and is supervised.
+    `planned_tokens` is how many leading tokens of the request come from the plan. `runs` are the lengths of
+    the runs of tokens after them, alternately unsupervised and supervised, starting with unsupervised. The
+    tokens after the last run continue the alternation, so that by default all of them are generated and
+    supervised.
     """
 
     attempt_id: AttemptId
@@ -52,7 +54,7 @@ class RowRef:
     runs: tuple[int, ...] = (0,)
 
     def mask_behind(self, num_tokens: int) -> NDArray[np.uint8]:
-        """Return the loss mask of `num_tokens` tokens behind the planned ones."""
+        """Return the loss mask of the `num_tokens` tokens after the planned ones."""
         flags = np.arange(len(self.runs) + 1) % 2
         rest = num_tokens - sum(self.runs)
         if rest < 0:
@@ -83,10 +85,10 @@ class RowRef:
 
 @dataclass(frozen=True, slots=True)
 class DrainJob:
-    """A finished request whose states lie in the cache; its blocks are held until `req_id` is reported.
+    """A finished request whose states are in the cache; its blocks are held until `req_id` is reported.
 
-    `block_ids` are the cache-only group's, in token order; they hold `num_tokens` tokens, the last block
-    maybe partly.
+    `block_ids` are the cache-only group's, in token order; they hold `num_tokens` tokens, and the last block
+    may be partly filled.
     """
 
     req_id: str
@@ -106,10 +108,10 @@ class VoidRow:
 
 @dataclass(slots=True)
 class StepWork:
-    """Everything that one engine step hands over.
+    """The work that one engine step hands to the worker half.
 
-    `items` are in the order the requests finished. `fresh` are the cache-only group's blocks that the step
-    was given and that hold nothing of their new request yet.
+    `items` are in the order in which the requests finished. `fresh` are the blocks of the cache-only group
+    that were allocated in this step and do not hold any states of their new request yet.
     """
 
     items: list[DrainJob | VoidRow] = field(default_factory=list)

@@ -1,9 +1,10 @@
 """The worker half: copies finished requests from the cache into the host pool, for the writers.
 
-Runs in the engine's worker process; `step` on its step thread, messages on the link's thread. Requests that
-find the pool full wait ungathered with their blocks held; that, and nothing else, slows the engine down.
+Runs in the engine's worker process; `step` runs on its step thread, message handling on the link's thread.
+When the pool is full, requests wait ungathered with their blocks held; nothing else is meant to slow the
+engine down.
 
-Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens.
+Legend: B blocks, L captured layers, S slots per block, H hidden size, T tokens.
 """
 
 from collections import deque
@@ -23,12 +24,12 @@ from schemas.receipts import AskLoad, Hello, RankLoad, ToConnector
 
 
 def gather_for(cache_BLSH: torch.Tensor) -> CpuGather | CudaGather:
-    """Return the gather for the device that the cache is on."""
+    """Return the gather for the cache's device."""
     return CudaGather(cache_BLSH) if cache_BLSH.is_cuda else CpuGather(cache_BLSH)
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model of a GPU, such as `NVIDIA H200`, since other GPUs round otherwise; else `cpu`."""
+    """Return the GPU's model, such as `NVIDIA H200`, since other models round differently; else `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -46,7 +47,7 @@ class WorkerHalf:
 
         The pool holds at least one request of `max_tokens`.
 
-        Raises OSError without a listening service, MemoryError without memory for the pool.
+        Raises OSError if the service is not listening, MemoryError if there is no memory for the pool.
         """
         num_blocks, num_layers, num_slots, hidden_size = cache_BLSH.shape
         self._shape_LH = (num_layers, hidden_size)
@@ -87,7 +88,7 @@ class WorkerHalf:
     def step(self, work: StepWork) -> set[str]:
         """Take the step's work, copy what fits, and return the requests whose blocks may be freed now.
 
-        Waits for nothing but room in a writer's queue of `QUEUE_ITEMS`.
+        Blocks only while a writer's queue of `QUEUE_ITEMS` is full.
         """
         for item in work.items:
             if not self._owns(item.ref):
@@ -99,7 +100,7 @@ class WorkerHalf:
         return self._start_copies() | self._finish_copies()
 
     def stop(self) -> None:
-        """Write what is queued, then let go of everything."""
+        """Write what is queued, then release everything."""
         self._writers.stop()
         self._link.send(self._load())
         self._link.close()
@@ -108,7 +109,7 @@ class WorkerHalf:
         return ref.row % self._num_ranks == self._rank
 
     def _start_copies(self) -> set[str]:
-        """Start what the pool has room for; return the requests whose attempts are over."""
+        """Start the copies that the pool has room for; return the requests whose attempts are over."""
         dropped: set[str] = set()
         started: list[tuple[DrainJob, Slab, torch.Tensor]] = []
         num_layers, hidden_size = self._shape_LH
@@ -128,7 +129,7 @@ class WorkerHalf:
         return dropped
 
     def _finish_copies(self) -> set[str]:
-        """Hand the rows that are copied to the writers; return their requests."""
+        """Hand the copied rows to the writers; return their requests."""
         copied: set[str] = set()
         # One stream copies in order, so the first unfinished copy ends the search.
         while self._copying and self._copying[0][0].done():
@@ -140,7 +141,9 @@ class WorkerHalf:
         return copied
 
     def _load(self) -> RankLoad:
-        """Return what this rank holds and has done; on any thread, so its numbers may be a step apart."""
+        """Return this rank's load and totals. Called on any thread, so the numbers may be from adjacent
+        steps.
+        """
         return RankLoad(
             rank=self._rank,
             pool_bytes=self._pool.num_bytes,

@@ -1,9 +1,9 @@
-"""The writer threads: each owns some of the open attempts, writes their rows and receipts them.
+"""The writer threads: each owns some of the open attempts, writes their rows and sends their receipts.
 
-A unit stays on one thread for its life, so a file has one writer; threads take units in turn. As many other
-threads check and encode rows before, also several of one unit; they are written in the order in which they
-came. Everything heavy (checks, encoding, hashing, writes, fsync) releases the GIL. An attempt that fails is
-receipted as failed and forgotten; its later rows are dropped.
+A unit stays on one thread for its life, so a file has one writer; units are assigned round-robin. An equal
+number of encoder threads check and encode rows beforehand, also several of one unit; rows are written in the
+order in which they arrived. Everything heavy (checks, encoding, hashing, writes, fsync) releases the GIL. A
+failed attempt is reported to the service and forgotten; its later rows are dropped.
 """
 
 import itertools
@@ -40,12 +40,12 @@ from schemas.receipts import (
 logger = logging.getLogger(__name__)
 
 QUEUE_ITEMS = 8192
-"""Entries a writer thread may have waiting; a full queue leaves requests ungathered, like a full pool."""
+"""Capacity of a writer thread's queue; a full queue blocks the engine's step."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedRow:
-    """A row in the pool: the slab of its states, and the sums of the states where they were read."""
+    """A row in the pool: the slab of its states, and the sums of the states as read from the cache."""
 
     job: DrainJob
     slab: Slab
@@ -54,16 +54,16 @@ class CapturedRow:
 
 
 Item = OpenUnit | CapturedRow | VoidRow | SkipRow | AbandonUnit
-"""What an attempt is sent."""
+"""What may be sent to an attempt."""
 
 Encoding = Future[EncodedRow]
 
 Queue = queue.Queue[tuple[AttemptId, Item, Encoding | None] | None]
-"""What each attempt is sent, a row with its encoding; None ends the thread."""
+"""Items with their attempts, and the encoding of a row; None ends the thread."""
 
 
 class WriterPool:
-    """Starts the threads; every method may be called from any thread.
+    """Starts the threads; thread-safe.
 
     `send` sends a message to the service.
     """
@@ -82,11 +82,11 @@ class WriterPool:
         self._turn = itertools.cycle(self._queues)
         self._lock = threading.Lock()
         self._home: dict[AttemptId, Queue] = {}
-        """The queue of an open attempt. An attempt that is not here is over."""
+        """The queue of each open attempt. An attempt that is not here is over."""
         self._units: dict[AttemptId, UnitWriter] = {}
-        """Those of all threads. Only an attempt's own thread adds and removes it."""
+        """The units of all threads. Only an attempt's own thread adds and removes it."""
         self._busy_ns = [0] * config.writer_threads
-        """What each thread has worked; only the thread itself adds to it."""
+        """How long each thread has worked; only the thread itself adds to it."""
         self._encoders = ThreadPoolExecutor(config.writer_threads, "quarry-encoder", initializer=_unbind)
         self._threads = [
             threading.Thread(target=self._run, args=(index, own), name=f"quarry-writer-{index}", daemon=True)
@@ -96,10 +96,10 @@ class WriterPool:
             thread.start()
 
     def put(self, attempt_id: AttemptId, item: Item) -> None:
-        """Hand an item to its attempt's thread, the next in turn for a new attempt.
+        """Hand an item to its attempt's thread; a new attempt is assigned the next thread in turn.
 
-        The slab of a row is released by the writer. What comes for an attempt that is over is dropped. Waits
-        only while the thread's queue of `QUEUE_ITEMS` is full.
+        The writer releases a row's slab. Items for an attempt that is over are dropped. Blocks only while the
+        thread's queue of `QUEUE_ITEMS` is full.
         """
         with self._lock:
             if isinstance(item, OpenUnit):
@@ -116,12 +116,12 @@ class WriterPool:
             self._pool.release(item.slab)
 
     def is_open(self, attempt_id: AttemptId) -> bool:
-        """Say whether rows of this attempt are still wanted."""
+        """Return whether rows of this attempt are still wanted."""
         with self._lock:
             return attempt_id in self._home
 
     def stop(self) -> None:
-        """Let the threads end after what is queued."""
+        """Finish what is queued, then end the threads."""
         for own in self._queues:
             own.put(None)
         for thread in self._threads:
@@ -144,7 +144,7 @@ class WriterPool:
             except (StatesWrongError, OSError, pa.ArrowException) as error:
                 self._fail(attempt_id, error, opening=isinstance(item, OpenUnit))
             except Exception as error:
-                # Supervisor: a thread that died silently would leave its units unanswered forever.
+                # Supervisor: if a thread died silently, its units would never be answered.
                 logger.exception("writer thread failed on %s", attempt_id)
                 self._fail(attempt_id, error)
             finally:
@@ -168,7 +168,7 @@ class WriterPool:
             units.pop(attempt_id).discard()
             return
         elif isinstance(item, CapturedRow):
-            if encoding is None:  # it came before its unit was open
+            if encoding is None:  # it arrived before its unit was open
                 units[attempt_id].write(item.job, item.states_LTH, item.sums_LT)
             else:
                 units[attempt_id].append(encoding.result())
@@ -183,9 +183,9 @@ class WriterPool:
             self._send(receipt)
 
     def _fail(self, attempt_id: AttemptId, error: Exception, *, opening: bool = False) -> None:
-        """Receipt a failed attempt.
+        """Report a failed attempt.
 
-        The disk may refuse the deletion too, and the sweeper takes what is left.
+        The disk may refuse the deletion, too; the sweeper removes what is left.
         """
         reason = _fail_reason(error, opening=opening)
         detail = repr(error) if reason == "internal" else str(error)
@@ -207,11 +207,11 @@ class WriterPool:
 
 
 def _unbind() -> None:
-    """Let the calling thread run on every core of its process's parent.
+    """Let the calling thread run on every core of the parent process.
 
     On a CPU, vLLM binds the thread that runs the model to one core before it builds the connector, and a
-    thread inherits the binding of the one that starts it: every writer would share the model's core. On a GPU
-    nothing is bound.
+    thread inherits the affinity of the one that starts it: every writer would share the model's core. With a
+    GPU nothing is bound.
     """
     os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
 

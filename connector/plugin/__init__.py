@@ -1,10 +1,10 @@
 """Makes vLLM return hidden states where its own classes do not: entry point `vllm.general_plugins`.
 
-It also prepares each process for what vLLM's CPU build does there: the tiles that it takes without asking
-(`tiles`), and the vector math that it starts with many threads at once (`connector.vector_math`); and for
-what its kernels do on a GPU: they overwrite the embeddings (`copies`). vLLM calls `register` in each of its
-processes, before there is a model, whoever started it. No file of vLLM is changed: our classes are added to
-its registry, and one method of its models is replaced.
+It also works around three faults of vLLM: its CPU build uses tile registers without asking for them (`tiles`)
+and first calls vector math from many threads at once (`connector.vector_math`), and its GPU kernels overwrite
+the embeddings (`copies`). vLLM calls `register` in each of its processes, whoever started it, before a model
+exists. No file of vLLM is changed: our classes are added to its registry, and one method of its models is
+replaced.
 """
 
 import os
@@ -15,17 +15,19 @@ CLASSES = "connector.plugin.classes"
 
 
 CAPTURES = "QUARRY_ENGINE_PROCESS"
-"""Set by the service, and inherited by the processes of its engine."""
+"""Set by the service and inherited by its engine's processes."""
 
 
 def register() -> None:
-    """Prepare a process of the service's own engine; any other is left as it is."""
+    """Prepare a process of the service's own engine; leave any other process alone."""
     if CAPTURES in os.environ:
         prepare()
 
 
 def prepare() -> None:
-    """Name our class for each architecture that we carry; it is made when vLLM first loads it."""
+    """Apply the workarounds, and register our class for each architecture that we carry; vLLM loads it
+    lazily.
+    """
     from vllm import ModelRegistry
 
     from connector.plugin.copies import copy_unsummed_states

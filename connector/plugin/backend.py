@@ -1,4 +1,4 @@
-"""The engine's Transformers backend with state 0, the first layer's input, which it cannot return by itself.
+"""Adds state 0, the first layer's input, to the engine's Transformers backend, which cannot return it itself.
 
 Runs in vLLM's workers. Legend: T tokens of a step, H hidden size.
 """
@@ -9,21 +9,21 @@ import torch
 from transformers.utils.output_capturing import OutputRecorder, _active_collector
 
 _KEY = "aux_hidden_state_0"
-"""Named as the backend names the others."""
+"""Follows the backend's names for the other states."""
 
 
 class RecordsInput:
-    """Stands before a class of the backend in a class's bases."""
+    """A mixin; it goes before the backend's class in the bases."""
 
     model: Any
     _layer_names: dict[int, str]
     _output_aux_hidden_states_kwargs: dict[str, bool]
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
-        """Take the ids of the states to return, each [T, H], ascending."""
+        """Set the ids of the states to return, each [T, H], in ascending order."""
         if 0 in layers:
-            # Outputs come in the order in which they were named, so state 0 is named first. It means no
-            # module's output: the hook below fills it.
+            # Outputs are returned in the order in which they are named, so state 0 is named first. It is not
+            # the output of any module: the hook below fills it.
             self.model._can_record_outputs = self.model._can_record_outputs or {}
             self.model._can_record_outputs[_KEY] = OutputRecorder(target_class=None)
             self._output_aux_hidden_states_kwargs[f"output_{_KEY}"] = True

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 MODELS = "vllm.model_executor.models"
 
 BACKEND = f"{MODELS}.transformers"
-"""The engine's Transformers backend; the registry names it for many architectures of its own."""
+"""The engine's Transformers backend, to which vLLM's registry maps many architectures."""
 BACKEND_CLASSES = (
     "TransformersForCausalLM",
     "TransformersMoEForCausalLM",
@@ -16,9 +16,9 @@ BACKEND_CLASSES = (
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Where the engine has a class that lacks only the lines that return states.
+    """A class of the engine that lacks only the lines that return states.
 
-    `decoder` is the class that loops over the layers; null where that returns states already, or comes by
+    `decoder` is the class that loops over the layers; None if it returns states already, or is looked up in
     the registry (a multimodal model's language model). For `sums` see `RecordingDecoder`.
     """
 

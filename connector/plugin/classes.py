@@ -27,7 +27,7 @@ def __getattr__(name: str) -> type:
 def carried_class(carried: Carried) -> type:
     """Return the engine's class with support for auxiliary hidden states.
 
-    That is its own class where it supports them by itself, and where its decoder is not the one we know.
+    If the engine's class supports them itself, or its decoder is not the one we know, return it unchanged.
     """
     module = importlib.import_module(f"{MODELS}.{carried.module}")
     engine_class: Any = getattr(module, carried.model)
@@ -55,7 +55,7 @@ def backend_class(name: str) -> type:
 
 @contextmanager
 def _recorded_decoder(module: ModuleType, carried: Carried) -> Iterator[None]:
-    """Let the constructors in `module` make a decoder that records, for as long as the context lasts."""
+    """Within the context, let the constructors in `module` build a decoder that records."""
     if carried.decoder is None:
         yield
         return
@@ -80,6 +80,6 @@ def _recording(engine_decoder: Any, *, sums: bool) -> type:  # noqa: ANN401 - a 
 
 
 def _named_as(engine_class: type, our_class: type) -> type:
-    """Give a class the name by which the engine knows the one that it stands for."""
+    """Give our class the name of the engine's class that it replaces."""
     our_class.__name__ = our_class.__qualname__ = engine_class.__name__
     return our_class

@@ -1,9 +1,9 @@
-"""A copy of a state that a model would return as it stands, and that its later layers overwrite.
+"""Copies a state that a model would otherwise return as it is and that later layers would overwrite.
 
-vLLM's models add the embeddings to what they return without a copy, and the tensor is their residual stream,
-too: on a GPU, kernels that add in place write every layer's output into it. What was asked for as layer 0
-then holds the last layer (vLLM 0.32.0, an eager engine on an H100: every row was refused, layers 0 and N
-being equal). States of other layers are sums, which are tensors of their own.
+vLLM's models return the embeddings without a copy, and that tensor is also their residual stream: on a GPU,
+kernels that add in place write every layer's output into it. Layer 0 then holds the states of the last layer
+(vLLM 0.32.0, an eager engine on an H100: every row was refused because layers 0 and N were equal). The states
+of other layers are sums, which are tensors of their own.
 """
 
 import functools
@@ -14,7 +14,7 @@ from vllm.model_executor.models.interfaces import EagleModelMixin
 
 
 def copy_unsummed_states() -> None:
-    """Let every model of this process copy a state [T, H] that is no sum of two tensors."""
+    """Make every model of this process copy a state [T, H] that is not the sum of two tensors."""
     add = EagleModelMixin._maybe_add_hidden_state
     if hasattr(add, "__wrapped__"):
         return

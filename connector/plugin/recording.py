@@ -1,7 +1,7 @@
 """A decoder that also returns the residual stream between its layers, by running the engine's own forward.
 
-Runs in vLLM's workers, eagerly and under torch.compile. Nothing of the engine's loop is written again here:
-its forward is given a view of the decoder whose layers record what passes through them.
+Runs in vLLM's workers, eagerly and under torch.compile. The engine's loop is not duplicated here: its forward
+is given a view of the decoder whose layers record what passes through them.
 
 Legend: T tokens of a step, H hidden size.
 """
@@ -14,19 +14,19 @@ import torch
 from vllm.model_executor.models.interfaces import EagleModelMixin
 
 LAYER_TAKES = ("positions", "hidden_states")
-"""How the parameters of a layer's forward begin, in every decoder that can be carried."""
+"""The first parameters of a layer's forward, in every decoder that can be carried."""
 
 
 class RecordingDecoder(EagleModelMixin):  # type: ignore[misc]  # vLLM is not typed for us
-    """Stands before an engine's decoder in a class's bases, and calls its forward.
+    """A mixin that goes before the engine's decoder in the bases and calls its forward.
 
-    `_maybe_add_hidden_state` is the engine's own: it keeps state k, [T, H], if k was asked for.
+    `_maybe_add_hidden_state` is the engine's own: it keeps state k, [T, H], if k was requested.
     """
 
     engine_forward: ClassVar[Callable[..., Any]]
     """The forward of the engine's decoder, as a static method: it is called with a view of the decoder."""
     sums: ClassVar[bool]
-    """Whether the stream is the sum of the two tensors that a layer returns, or the first (or only) one."""
+    """Whether the residual stream is the sum of a layer's two outputs; otherwise it is the first output."""
     layers: Any
 
     # torch.compile marks the dynamic dimensions by these names, so they are spelt out.
@@ -38,7 +38,7 @@ class RecordingDecoder(EagleModelMixin):  # type: ignore[misc]  # vLLM is not ty
         inputs_embeds: torch.Tensor | None = None,
         **more: Any,  # noqa: ANN401 - what a multimodal model sends along
     ) -> Any:  # noqa: ANN401 - with states a pair, as the engine's runner knows it
-        """Return what the engine's forward returns, and the states that were asked for: [T, H], ascending."""
+        """Return the engine's output and the requested states, each [T, H], in ascending order."""
         rest = (input_ids, positions, intermediate_tensors, inputs_embeds)
         if not self.aux_hidden_state_layers:
             return self.engine_forward(self, *rest, **more)
@@ -48,9 +48,9 @@ class RecordingDecoder(EagleModelMixin):  # type: ignore[misc]  # vLLM is not ty
         return hidden_TH, states
 
     def _set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
-        """Take the ids of the states to return.
+        """Set the ids of the states to return.
 
-        Raises TypeError if a layer is not called as this class knows it.
+        Raises TypeError if a layer's forward does not begin with `LAYER_TAKES`.
         """
         for layer in self.layers:
             takes = tuple(inspect.signature(layer.forward).parameters)[: len(LAYER_TAKES)]
@@ -60,7 +60,7 @@ class RecordingDecoder(EagleModelMixin):  # type: ignore[misc]  # vLLM is not ty
 
 
 class _View:
-    """The decoder, but for its layers."""
+    """The decoder with other layers."""
 
     def __init__(self, decoder: RecordingDecoder, layers: list["_Recorded"]) -> None:
         self.decoder = decoder
@@ -71,7 +71,7 @@ class _View:
 
 
 class _Recorded:
-    """Layer k of a decoder, for one forward pass: keeps state k + 1, and before the first layer state 0."""
+    """Layer k of a decoder, for one forward pass: keeps state k + 1 and, if k is 0, state 0 as well."""
 
     def __init__(
         self,
