@@ -1,8 +1,8 @@
 """Reads a Quarry dataset for training; needs no engine and no database.
 
-`QuarryDataset` is map-style, `QuarryStream` iterable and sharded over ranks and workers, and
-`QuarryStream.follow` reads a job while it is captured; a view turns a stored row into what a kind of drafter
-trains on. Data goes folder, service or repository -> places -> shard -> row -> view.
+`QuarryDataset` is map-style, `QuarryStream` is iterable and sharded over ranks and workers, and
+`QuarryStream.follow` reads a job while it is being captured. A view turns a stored row into the training
+inputs of one kind of drafter. Data flow: folder, service or repository -> places -> shard -> row -> view.
 """
 
 from service.reader.dataset import QuarryDataset

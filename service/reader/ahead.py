@@ -1,4 +1,4 @@
-"""Threads that work ahead: they make what comes next while one thing is in use."""
+"""Prefetching: threads make the next items while the current one is in use."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,10 +12,10 @@ Made = TypeVar("Made")
 def made_ahead(
     make: Callable[[Item], Made], items: Iterable[Item], *, ahead: int, threads: int
 ) -> Iterator[Made]:
-    """Yield what `make` returns of each item, in order; threads begin with the next `ahead` meanwhile.
+    """Yield `make(item)` for each item, in order, while threads work on up to `ahead` items after it.
 
-    An error comes in its item's place. After it, or where nobody takes more, no item is begun, and those
-    that are begun have ended.
+    An error is raised in its item's place. After it, or when the iterator is closed, no new item is started,
+    and the running ones are waited for.
     """
     coming: deque[Future[Made]] = deque()
     with ThreadPoolExecutor(threads) as pool:

@@ -31,33 +31,33 @@ class QuarryDataset(Rows):
         pin_memory: bool = False,
         direct: bool = False,
     ) -> None:
-        """Read the manifests, the indexes that they name and one footer; no states.
+        """Read the manifests, the indexes that they name and one shard's footer; no states.
 
         Args:
             where: a folder in the layout of a dataset repository, or `hf://datasets/NAMESPACE/NAME`, or the
-                files of either, opened before.
-            view: what to make of a row; without one, rows come as they are stored.
-            jobs: ids of the jobs whose rows are wanted, each complete; all complete ones if null. A job is
-                complete when its manifest is there.
+                already opened files of either.
+            view: converts rows for training; without one, rows are returned as stored.
+            jobs: ids of the jobs to read, which must be complete; all complete jobs if None. A job is
+                complete when its manifest exists.
             since: read only jobs whose last state was captured then or later: a day, which begins at midnight
-                UTC, or a time with its offset; either may be given as text.
-            revision: branch, tag or commit, for a repository. Ranks that open one that is pushed to need a
-                commit: give them the first rank's `revision`, or they may share out other rows.
+                UTC, or a time with its UTC offset; either may be a string.
+            revision: branch, tag or commit, for a repository. If the repository may be pushed to meanwhile,
+                give every rank the first rank's `revision`: otherwise they may split different rows.
             pin_memory: read states straight into pinned memory.
-            direct: read local shards by O_DIRECT, past the page cache. For shards that are larger together
-                than the memory: it takes less CPU than a read from the disk through the cache.
+            direct: read local shards with O_DIRECT, bypassing the page cache. Useful if the shards together
+                are larger than memory: it takes less CPU than reading from disk through the cache.
 
         Raises:
-            ReaderError: no dataset, no complete job or not the one named, none since then, or a view it
-                cannot serve; JobsDiffer if the jobs are of several models or layers.
-            OptionRefused, HubUnavailable: the Hub refuses the repository, or does not answer.
+            ReaderError: no dataset, no complete job, a named job is not complete, no job since then, or the
+                dataset lacks what the view needs; JobsDiffer if the jobs are of several models or layers.
+            OptionRefused: the Hub refuses the repository. HubUnavailable: it does not answer.
         """
         files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         wanted = frozenset(jobs) if jobs is not None else None
         self.manifests = read_jobs(files, wanted, since)
-        """Of the jobs that are read, by id: they name every file that is."""
+        """The manifests of the jobs that are read, by job id; they name every file that is read."""
         self.revision: str | None = files.revision
-        """The commit of the repository that is read; null of a folder."""
+        """The commit of the repository that is read; None for a folder."""
         jobs_read = self.manifests.values()
         self._check_alike()
         self._check_norm(files)
@@ -72,7 +72,7 @@ class QuarryDataset(Rows):
         )
 
     def _check_alike(self) -> None:
-        """Raise JobsDiffer for jobs of several models, layers or forms of states."""
+        """Raise JobsDiffer if the jobs differ in model, layers or the form of their states."""
         (first_job, first), *others = (
             (job, About.of(manifest.provenance)) for job, manifest in self.manifests.items()
         )
@@ -85,7 +85,7 @@ class QuarryDataset(Rows):
                     )
 
     def _check_norm(self, files: Files) -> None:
-        """Hold the one norm of a dataset against each job's. Raises ReaderError."""
+        """Check the dataset's one final norm against each job's manifest. Raises ReaderError."""
         sha256 = hashlib.sha256(read_file(files, FINAL_NORM_PATH)).hexdigest()
         for job, manifest in self.manifests.items():
             if sha256 not in {entry.sha256 for entry in manifest.extras if entry.path == FINAL_NORM_PATH}:
@@ -96,7 +96,7 @@ class QuarryDataset(Rows):
 
     @property
     def index(self) -> pa.Table:
-        """What the index files say of every row: the columns `service.reader.places.COLUMNS`."""
+        """The index of every row: the columns `service.reader.places.COLUMNS`."""
         return self._places.table
 
     @property
@@ -106,9 +106,11 @@ class QuarryDataset(Rows):
         return ids
 
     def labels(self, name: str) -> list[str | None]:
-        """Return a label of every row, null where it has none. Raises ReaderError if no job asked for it."""
+        """Return a label of every row, None where it has none. Raises ReaderError if an index lacks the
+        label.
+        """
         return read_labels(self._files, self._indexes, name)
 
     def supervised_counts(self) -> dict[int, int]:
-        """Return how often each token id is supervised in all rows, from the index."""
+        """Return how often each token id is supervised over all rows, from the index."""
         return self._places.supervised_counts()

@@ -1,4 +1,4 @@
-"""What the reader raises: the dataset is not what its metadata says, or lacks what was asked for."""
+"""The reader's errors: the dataset does not match its metadata, or lacks what was requested."""
 
 from schemas.dataset.errors import DatasetError as ReaderError
 
@@ -6,4 +6,4 @@ __all__ = ["JobsDiffer", "ReaderError"]
 
 
 class JobsDiffer(ReaderError):
-    """The jobs of a dataset hold other states than each other."""
+    """The jobs of a dataset hold different kinds of states."""

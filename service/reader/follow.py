@@ -1,4 +1,4 @@
-"""The rows of a job while it is captured: each once an epoch, as its units are committed."""
+"""The rows of a job while it is being captured: each once per epoch, as its units are committed."""
 
 import logging
 import os
@@ -27,16 +27,16 @@ from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
 
 WAIT_S = 25
-"""That one question for the next unit waits for it."""
+"""How long one request for the next unit waits for it."""
 
 State = dict[str, Any]
-"""Of one worker: what it was made with, and where it is. JSON holds it."""
+"""The state of one worker: its settings and its position. JSON-serializable."""
 
 logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """A place in the order of units, and the rows in all units up to it."""
+    """A position in the order of units, and the number of rows in all units up to it."""
 
     after: int
     seen: int
@@ -46,7 +46,7 @@ START = Place(-1, 0)
 
 
 def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size, from `RANK` and `WORLD_SIZE` where they are null. Raises ReaderError."""
+    """Return rank and world size, from `RANK` and `WORLD_SIZE` where they are None. Raises ReaderError."""
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
     if not 0 <= rank < world_size:
@@ -55,29 +55,31 @@ def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 class QuarryFollower(IterableDataset[Any]):
-    """Yields this rank's and worker's rows of a job while it is captured; also of one that is completed.
+    """Yields this rank's and worker's rows of a job while it is being captured, or after it is completed.
 
-    Units come in the order of their commits, and rows in that order, or shuffled within blocks of `window`
-    rows, each of which waits until it is whole. Row number n of it goes to rank n % R and there to loader
-    worker (n // R) % W. With `even` a row waits until all ranks have one, and the last rows that would give
-    some ranks one more are left out, since a rank that ends early hangs collective operations.
+    Units are read in the order of their commits. Rows keep that order, or are shuffled within blocks of
+    `window` rows, each of which is yielded only once it is complete. Row n of that order goes to rank n % R,
+    and there to loader worker (n // R) % W. With `even`, a row is held back until every rank has one, and the
+    last rows, which would give some ranks one row more, are dropped, since a rank that ends early hangs
+    collective operations.
 
-    It waits for the first unit as for any other, also while the job is paused or blocked, which is logged
-    once, and ends when the job is completed. Shards are read where they are: in the data folder if this host
-    has it, else by ranges from the service, or from the job's repository once they are there alone. Nothing
-    is copied to a disk.
+    Iteration waits for each unit, also while the job is paused or blocked, which is logged once, and ends
+    when the job is completed. Shards are read in place: from the data folder if this host has it, otherwise
+    in ranges from the service, or from the job's repository once they are only there. Nothing is copied to
+    disk.
 
-    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker. A
-    state is good for the job and the order of units that it was made with, and for as many ranks and workers.
+    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state per worker. A
+    state is valid only for the job, the order of units and the numbers of ranks and workers that it was made
+    with.
 
-    Iterating raises ReaderError when the job has failed, was cancelled or deleted, when the key is refused,
-    and when the service gives no good answer for `patience_s`. Rows of units that were committed before come
-    first; after a `resume` of the job the last state goes on. A repository that does not answer raises
-    HubUnavailable.
+    Iterating raises ReaderError if the job has failed or was cancelled or deleted, if the key is refused, or
+    if the service gives no valid answer for `patience_s`. Rows of units committed before that are yielded
+    first; after a `resume` of the job, iteration can continue from the last state. It raises HubUnavailable
+    if the repository does not answer.
 
-    A job may also be followed by its dataset alone, a folder or a repository, which has no order of commits
-    and does not say that a job has failed: its rows come when it is published, in the plan's order. One that
-    has captured nothing new is never published.
+    A job may also be followed through its dataset alone, a folder or a repository, which records neither the
+    order of commits nor a job's failure: rows are yielded once the job is published, in the plan's order. A
+    job that has captured nothing new is never published.
     """
 
     def __init__(
@@ -97,27 +99,27 @@ class QuarryFollower(IterableDataset[Any]):
         pin_memory: bool = False,
         direct: bool = False,
     ) -> None:
-        """Ask nothing yet.
+        """Store the options; nothing is requested yet.
 
         Args:
-            server: base URL of the service; or the job's dataset, `hf://datasets/NAMESPACE/NAME` or a
-                folder that exists or is named from the root, whose job is waited for until it is published.
+            server: base URL of the service; or the job's dataset, `hf://datasets/NAMESPACE/NAME` or a folder
+                (existing, or an absolute path), in which case the job is waited for until it is published.
             job_id: the job; it must have been submitted.
-            view: what to make of a row; without one, rows come as they are stored.
-            key: API key that may read jobs; that of QUARRY_KEY or QUARRY_KEY_FILE if null.
-            folder: where this host has the job's dataset, if not where the service says.
-            rank: of this process; `RANK` if null.
-            world_size: how many ranks there are; `WORLD_SIZE` if null.
-            window: rows that are shuffled together; 1 keeps the order.
-            seed: of the shuffling.
+            view: converts rows for training; without one, rows are returned as stored.
+            key: API key that may read jobs; from QUARRY_KEY or QUARRY_KEY_FILE if None.
+            folder: where this host has the job's dataset, if it is not the path that the service reports.
+            rank: rank of this process; `RANK` if None.
+            world_size: how many ranks there are; `WORLD_SIZE` if None.
+            window: how many rows are shuffled together; 1 keeps the order.
+            seed: seed of the shuffling.
             even: give every rank the same number of rows.
-            patience_s: how long to bear a service or Hub that does not answer, a file that is missing, or a
-                manifest that is not whole.
+            patience_s: how long to tolerate a service or Hub that does not answer, a missing file, or an
+                incomplete manifest.
             pin_memory: as for `QuarryDataset`.
             direct: as for `QuarryDataset`.
 
         Raises:
-            ReaderError: no such rank or window, or `server` is nothing that can be followed.
+            ReaderError: invalid rank or window, or `server` is not something that can be followed.
         """
         self._rank, self._world_size = placed(rank, world_size)
         if window < 1:
@@ -137,13 +139,14 @@ class QuarryFollower(IterableDataset[Any]):
         self._epoch, self._set_epoch = 0, SetEpoch()
         self._loaded: State = {}
         self._end = START
-        """Behind the last unit, once it is known."""
+        """The position after the last unit, once it is known."""
         self._state = self._at(START, 0, 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch `epoch`: another order of shuffled rows, nothing skipped.
+        """Begin epoch `epoch`, with a different shuffle and nothing skipped.
 
-        The workers of a loader do with their next one. An epoch that a loaded state is inside of goes on.
+        A loader's workers begin it with their next iteration. If a loaded state is within that epoch, the
+        epoch continues from the state.
         """
         self._set_epoch.set(epoch)
         self._hear()
@@ -155,11 +158,13 @@ class QuarryFollower(IterableDataset[Any]):
             self._state = self._at(START, 0, 0)
 
     def state_dict(self) -> State:
-        """Return where this worker is."""
+        """Return this worker's position."""
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from where a worker was, with the next iteration. Raises ReaderError: not of this job."""
+        """Let the next iteration continue from a worker's state. Raises ReaderError if it is not of
+        this job.
+        """
         if state.keys() != self._state.keys():
             raise ReaderError(f"no state of a follower: it has {', '.join(sorted(state)) or 'nothing'}")
         for name in ("job", "order"):
@@ -168,16 +173,17 @@ class QuarryFollower(IterableDataset[Any]):
         self._epoch, self._loaded, self._state = state["epoch"], dict(state), dict(state)
 
     def acknowledge(self, consumer: str, states: Iterable[State] = (), expires_s: int | None = None) -> None:
-        """Let the service remove what no state needs any more of a job with `retention: consumed`.
+        """Let the service remove the units of a job with `retention: consumed` that no state needs any
+        more.
 
         Args:
             consumer: a name for all ranks and workers together: lower-case letters, digits, `.`, `_`, `-`.
-            states: those of all ranks and workers, once a checkpoint holds them. Before the first one there
-                is none, and the service learns of the consumer.
-            expires_s: seconds of silence after which the service waits for this consumer no longer.
+            states: the states of all ranks and workers, once a checkpoint holds them. Before the first
+                checkpoint there are none, and the call only registers the consumer.
+            expires_s: seconds without a call after which the service stops waiting for this consumer.
 
         Raises:
-            ReaderError: the service refuses it, or does not answer.
+            ReaderError: the service refuses the call, or does not answer.
         """
         after = min((state["after"] for state in states), default=-1)
         self._served().acknowledge(consumer, after, expires_s)
@@ -186,7 +192,7 @@ class QuarryFollower(IterableDataset[Any]):
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         if self._loaded:
-            self._set_epoch.forget()  # what was set before the state was loaded is for the iteration after
+            self._set_epoch.forget()  # an epoch set before the state was loaded is for the next iteration
         else:
             self._hear()
         fresh = self._at(START, 0, num_workers)
@@ -198,7 +204,7 @@ class QuarryFollower(IterableDataset[Any]):
         return self._mine(start, worker, num_workers)
 
     def _mine(self, start: State, worker: int, num_workers: int) -> Iterator[Any]:
-        """Yield this worker's rows from a state on."""
+        """Yield this worker's rows, starting at a state."""
         mine = None
         for number, begin, unit, index in self._ordered(start):
             group, rank = divmod(number, self._world_size)
@@ -212,8 +218,8 @@ class QuarryFollower(IterableDataset[Any]):
         self._state = self._at(self._end, self._end.seen, num_workers)
 
     def _at(self, begin: Place, following: int, num_workers: int) -> State:
-        """Return a state: rows below `following` are done, and the block of the next one has its first row
-        in a unit behind `begin`.
+        """Return a state in which rows below `following` are done, and the block of the next row begins in a
+        unit after `begin`.
         """
         made_with = {"job": self._job_id, "order": self._order, "window": self._window, "seed": self._seed}
         shares = {"world_size": self._world_size, "num_workers": num_workers}
@@ -221,11 +227,12 @@ class QuarryFollower(IterableDataset[Any]):
         return made_with | shares | place
 
     def _ordered(self, start: State) -> "Iterator[tuple[int, Place, _Unit, int]]":
-        """Yield all ranks' rows in order, from the block of row `next` on.
+        """Yield all ranks' rows in order, starting with the block of row `next`.
 
-        Each with its number, where the block of the next row begins, its unit, and its place in that.
+        Each is yielded as its number, where the next row's block begins, its unit, and its index in that
+        unit.
         """
-        # Behind the last block, which may be short, no row comes.
+        # No row comes after the last block, which may be short.
         number = max(start["next"] // self._window * self._window, start["seen"])
         every = ((unit, index) for unit in self._units(start) for index in range(unit.num_rows))
         places = islice(every, number - start["seen"], None)
@@ -239,7 +246,7 @@ class QuarryFollower(IterableDataset[Any]):
                 number += 1
 
     def _units(self, start: State) -> "Iterator[_Unit]":
-        """Yield the units from the place `after` on, as they come, until the job is completed."""
+        """Yield the units after the position `after` as they are committed, until the job is completed."""
         served, begin = self._served(), Place(start["after"], start["seen"])
         repository = _Repository(self._patience_s)
         said = None
@@ -262,13 +269,13 @@ class QuarryFollower(IterableDataset[Any]):
 
 
 def _is_wanted() -> bool:
-    """Say whether somebody takes the rows: the parent of a loader's worker, which may have been killed."""
+    """Return whether the rows are still wanted: a loader worker's parent may have been killed."""
     parent = parent_process() if get_worker_info() is not None else None
     return parent is None or parent.is_alive()
 
 
 class _Repository:
-    """The repository that a job is pushed to; it is asked for its newest commit where a file is not known."""
+    """The repository that a job is pushed to; its newest commit is fetched if a file is not known."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -281,7 +288,7 @@ class _Repository:
 
 
 class _Unit:
-    """A committed unit; opens its files wherever they are when they are wanted."""
+    """A committed unit; opens its files on demand, wherever they are."""
 
     def __init__(
         self,
@@ -293,7 +300,7 @@ class _Unit:
         repository: _Repository,
         patience_s: float,
     ) -> None:
-        """Open nothing yet. The unit is the one of `page`, which comes behind the place `begin`."""
+        """Take the unit of `page`, which follows the position `begin`; nothing is opened yet."""
         self._served, self._page, self._folder, self._rows_of = served, page, folder, rows_of
         self._repository, self._patience_s = repository, patience_s
         self.num_rows = sum(shard.rows for shard in page.units[0].shards)
@@ -307,9 +314,9 @@ class _Unit:
         return self._rows_of(self, unit.shards, read_places(self, [unit.index]))
 
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
-        """Open a file; wait for one that was committed and has not landed yet.
+        """Open a file; wait for it if it was committed and has not arrived yet.
 
-        Raises ReaderError: the job has ended, or `patience_s` are over, and the file is not there.
+        Raises ReaderError if the file is not there after the job has ended or `patience_s` have passed.
         """
         asked_s, is_said = time.monotonic(), False
         while True:
@@ -339,10 +346,10 @@ class _Unit:
             raise ReaderError(f"unit {unit.unit} of {self._served.name} is gone: every consumer had it")
         if unit.in_folder or path == FINAL_NORM_PATH:
             if folder is not None:
-                with suppress(OSError):  # another host's, or one that others may not read
+                with suppress(OSError):  # another host's folder, or one that we may not read
                     file = LocalFile(Path(folder) / path, direct=direct)
                     if file.num_bytes == sizes.get(path, file.num_bytes):
-                        return file  # else it is still copied
+                        return file  # otherwise it is still being copied
             return ServedFile(self._served, path, partial(self.open, path, direct=direct))
         if isinstance(self._served, PublishedJob):
             return self._served.published.open(path)

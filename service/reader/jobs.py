@@ -1,4 +1,4 @@
-"""Which jobs of a dataset are read: the complete ones, or those named, or those captured since a time."""
+"""Selects the jobs of a dataset to read: all complete ones, named ones, or those captured since a time."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,17 +13,17 @@ from service.artifacts.dataset_files import Files, read_file
 from service.reader.errors import ReaderError
 
 _SHOWN_JOBS = 5
-"""Named in an error; a repository that gets a job every night holds hundreds."""
+"""How many jobs an error names; a repository that gets a job every night holds hundreds."""
 _DAY_OR_TIME: TypeAdapter[datetime | date] = TypeAdapter(AwareDatetime | date)
 
 
 def read_jobs(
     files: Files, jobs: frozenset[str] | None, since: str | date | None = None
 ) -> dict[str, Manifest]:
-    """Return the manifests of all complete jobs, or of those named, by id; of these the ones since then.
+    """Return the manifests by id of all complete jobs, or of those named, captured at `since` or later.
 
-    A job is complete when its manifest is there, which comes last. What a manifest does not name is no part
-    of the dataset, wherever it lies. Raises ReaderError.
+    A job is complete when its manifest exists, which is written last. A file that no manifest names is not
+    part of the dataset, wherever it is. Raises ReaderError.
     """
     found = {path.rpartition("/")[2].removesuffix(".json") for path in files.find(MANIFEST_FOLDER, ".json")}
     complete = frozenset(filter(is_job_id, found))
@@ -43,7 +43,7 @@ def read_jobs(
 
 
 def _captured_since(files: Files, jobs: Iterable[str], since: str | date) -> frozenset[str]:
-    """Return those of `jobs`, at least one, that were captured then or later."""
+    """Return those of `jobs` that were captured at `since` or later. Raises ReaderError if there are none."""
     begin = _moment(since)
     times = _captured_at(files, jobs)
     late = frozenset(job for job, captured_at in times.items() if captured_at >= begin)
@@ -69,7 +69,7 @@ def _moment(since: str | date) -> datetime:
 def _captured_at(files: Files, jobs: Iterable[str]) -> dict[str, datetime]:
     """Return when each job was captured, from the table of jobs; from its manifest if the table lacks it."""
     table: dict[str, datetime] = {}
-    with suppress(ReaderError, ValidationError):  # a copy of some jobs may have none, or another's
+    with suppress(ReaderError, ValidationError):  # a copy of some jobs may lack it, or have another's
         rows = JobsTable.model_validate_json(read_file(files, JOBS_PATH)).jobs
         table = {row.job_id: row.captured_at for row in rows}
     return {job: table.get(job) or _manifest(files, job).captured_at for job in jobs}

@@ -1,4 +1,4 @@
-"""Where every row of a dataset is: read from the index files, which hold ids and masks but no states."""
+"""The place of every row of a dataset, from the index files, which hold token ids and masks but no states."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class Places:
     """Every row of a dataset in index order; token ids and masks stay in Arrow memory until asked for."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Take the columns `COLUMNS` of a table, which may be a file that is mapped."""
+        """Take the columns `COLUMNS` of a table, which may be memory-mapped."""
         self.table = table.select(COLUMNS)
         self._columns: dict[str, Any] = {name: self.table[name] for name in COLUMNS}
         self.num_tokens: list[int] = self._columns["num_tokens"].to_pylist()
@@ -41,7 +41,7 @@ class Places:
         return tally.counts()
 
     def tokens(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a row's token ids, int64 [T], and its mask, uint8 [T]: tensors of their own."""
+        """Return a row's token ids, int64 [T], and its mask, uint8 [T], as copies."""
         ids, mask = (self._columns[name][number].values.to_numpy() for name in _LISTS)
         return torch.tensor(ids, dtype=torch.int64), torch.tensor(mask)
 
@@ -51,14 +51,14 @@ class Places:
 
 
 def read_places(files: Opens, indexes: Sequence[FileEntry]) -> Places:
-    """Read these indexes, at least one. Raises ReaderError."""
-    # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
-    # may hold more tokens than that. A row is found among chunks by bisection.
+    """Read one or more indexes. Raises ReaderError."""
+    # Chunks are not combined: a list array has 32-bit offsets, and a dataset may hold more tokens than that.
+    # A row's chunk is found by bisection.
     return Places(pa.concat_tables([_read_index(files, entry) for entry in indexes]))
 
 
 def read_labels(files: Opens, indexes: Sequence[FileEntry], name: str) -> list[str | None]:
-    """Return a label of every row. Raises ReaderError where an index does not have it."""
+    """Return a label of every row. Raises ReaderError if an index does not have it."""
     column = f"{LABEL_PREFIX}{name}"
     values: list[str | None] = []
     try:
@@ -71,7 +71,7 @@ def read_labels(files: Opens, indexes: Sequence[FileEntry], name: str) -> list[s
 
 
 def _read_index(files: Opens, entry: FileEntry) -> pa.Table:
-    """Read what places need of an index. Raises ReaderError if it contradicts itself."""
+    """Read the columns `COLUMNS` of an index. Raises ReaderError if it is unreadable or inconsistent."""
     try:
         table = read_table(open_named(files, entry).arrow(), columns=COLUMNS).select(COLUMNS)
     except (OSError, MemoryError, pa.ArrowException) as error:

@@ -1,4 +1,4 @@
-"""A job by its folder or repository: it tells of its units when it is published, and then of all."""
+"""A job read through its folder or repository, where all its units appear once it is published."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from service.reader.jobs import read_jobs
 from service.reader.served import NotServed
 
 LOOK_S = 5.0
-"""Between two looks for a manifest; each asks the Hub, where the dataset is there."""
+"""Time between two looks for a manifest; each is a request to the Hub if the dataset is there."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], patience_s: float) -> T:
-    """Return what the Hub answers; ask again while it does not. Raises HubUnavailable after `patience_s`."""
+    """Return the result of `ask`, retrying while the Hub is unavailable. Raises HubUnavailable after
+    `patience_s`.
+    """
     until_s = time.monotonic() + patience_s
     while True:
         try:
@@ -39,20 +41,21 @@ def patiently(ask: Callable[[], T], patience_s: float) -> T:
 
 
 class PublishedJob:
-    """One job of a dataset, with what is asked of a job of a service. Its units come in the plan's order."""
+    """One job of a dataset, with the interface of `ServedJob`. Its units are in the plan's order."""
 
     def __init__(self, dataset: str, job_id: str, patience_s: float) -> None:
-        """Look at nothing yet."""
+        """Store the arguments; nothing is read yet."""
         self._dataset, self._job_id, self._patience_s, self._is_said = dataset, job_id, patience_s, False
         self._files: Files | None = None
         self._faulty_s: float | None = None
-        """When the manifest was first seen that cannot be read."""
+        """When an unreadable manifest was first seen."""
         self.name = f"job {job_id} of {dataset}"
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
-        """Return the first unit above number `after`; none if the job is not published within `wait_s`.
+        """Return the first unit with a number above `after`; none if the job is not published within
+        `wait_s`.
 
-        Raises ReaderError for a manifest that was faulty for `patience_s`, OptionRefused, HubUnavailable.
+        Raises ReaderError if the manifest stays faulty for `patience_s`; OptionRefused, HubUnavailable.
         """
         until_s = time.monotonic() + wait_s
         while (missing := self._missing()) is not None:
@@ -73,7 +76,7 @@ class PublishedJob:
         )
 
     def problem(self) -> str:
-        """Return nothing: a dataset does not say why a job rests."""
+        """Return an empty string: a dataset does not record why a job rests."""
         return ""
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
@@ -85,17 +88,17 @@ class PublishedJob:
         return file.read(offset, min(num_bytes, file.num_bytes - offset)).tobytes(), file.num_bytes
 
     def acknowledge(self, consumer: str, after: int, expires_s: int | None) -> None:
-        """Raise ReaderError: consumers are a service's."""
+        """Raise ReaderError: only a service has consumers."""
         raise ReaderError(f"{self.name} is not asked of a service, which alone has consumers")
 
     @property
     def published(self) -> Files:
-        """The files of the dataset; a repository's at the commit that the manifest was found at."""
+        """The files of the dataset; for a repository, at the commit in which the manifest was found."""
         assert self._files is not None, "a page with units was read from them"  # noqa: S101
         return self._files
 
     def _missing(self) -> str | None:
-        """Say what is not there yet: the folder, the manifest, or a part of it that is still copied."""
+        """Return what is still missing: the folder, the manifest, or a part of it that is being copied."""
         if self._files is not None:
             return None
         try:
@@ -118,7 +121,7 @@ class PublishedJob:
 
     @cached_property
     def _units(self) -> list[UnitView]:
-        """The units with rows, in the order of their numbers."""
+        """The units that have rows, ordered by number."""
         is_remote, indexes = self._dataset.startswith(HUB_PREFIX), self._manifest.indexes
         left = set(self.published.paths()) if self._manifest.is_consumed else None
         index_of = {entry.path: entry for entry in indexes}

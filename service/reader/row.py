@@ -1,4 +1,4 @@
-"""A stored row: token ids, mask, and states that are read when they are asked for.
+"""A stored row: token ids, mask, and states that are read on demand.
 
 Legend: T tokens, H hidden size.
 """
@@ -15,12 +15,14 @@ from schemas.identity import FinalNorm, Provenance
 from service.reader.errors import ReaderError
 
 _NORM_TOKENS = 32
-"""Normed at a time: what the steps of a norm leave between them stays in a core's cache, half of the time."""
+"""Tokens normed at a time: the norm's intermediate results stay in a core's cache, which halves the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What all rows have in common. `layer_ids` are vLLM's, ascending; `dtype` is what rows are read in."""
+    """What all rows have in common. `layer_ids` are vLLM's, ascending; `dtype` is the dtype of states as
+    read.
+    """
 
     model: str
     revision: str
@@ -34,7 +36,7 @@ class About:
 
     @classmethod
     def of(cls, provenance: Provenance) -> "About":
-        """Take it from a shard's provenance."""
+        """Return the description in a shard's provenance."""
         identity = provenance.identity
         same = identity.model_dump(include=set(cls.__slots__) - {"dtype"})
         return cls(**same, dtype=getattr(torch, identity.dtype), final_norm=provenance.final_norm)
@@ -42,11 +44,11 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Un-shifted: position t holds token t, its mask, and its states.
+    """A row, un-shifted: position t holds token t, its mask, and its states.
 
-    `input_ids` is int64 [T], `loss_mask` uint8 [T], 1 where the token is supervised. `read` returns the
-    states of layers side by side, [T, len(ids) * H] in the stored dtype, the caller's own; a view that asks
-    for one layer costs one layer's bytes. A row that is pickled, as a loader's worker does, is read whole.
+    `input_ids` is int64 [T]; `loss_mask` is uint8 [T], 1 where the token is supervised. `read` returns the
+    states of the given layers concatenated, [T, len(ids) * H] in the stored dtype, as a copy; reading one
+    layer costs one layer's bytes. Pickling a row, as a loader's worker does, reads all its layers.
     """
 
     sample_id: str
@@ -78,36 +80,38 @@ class Row:
         return self.layer(self.num_layers)
 
     def last_normed(self) -> torch.Tensor:
-        """Return them after the final norm: what the target's head turns into logits. Raises ReaderError."""
+        """Return the last layer's states after the final norm, the input of the target's head. Raises
+        ReaderError.
+        """
         return self.normed(self.last(), in_place=True)
 
     def normed(self, states_TH: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
-        """Return the last layer's states [T, H] after the final norm, in new memory unless `in_place`."""
+        """Apply the final norm to the last layer's states [T, H], into new memory unless `in_place`."""
         out_TH = states_TH if in_place else torch.empty_like(states_TH)
         for begin in range(0, len(states_TH), _NORM_TOKENS):
             out_TH[begin : begin + _NORM_TOKENS] = self.norm(states_TH[begin : begin + _NORM_TOKENS])
         return out_TH
 
     def auxiliary(self, layer_ids: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return auxiliary states side by side in ascending order: [T, len(layer_ids) * H].
+        """Return auxiliary states concatenated in ascending order of layer: [T, len(layer_ids) * H].
 
-        All auxiliary layers if none are named. Raises ReaderError.
+        Without `layer_ids`, return all auxiliary layers. Raises ReaderError.
         """
         return self.read(self.auxiliary_ids if layer_ids is None else tuple(sorted(layer_ids)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An open file cannot be pickled, and an error here would leave a loader waiting for ever.
+        # An open file cannot be pickled, and an error here would make a loader wait forever.
         read: Callable[[tuple[int, ...]], torch.Tensor]
         try:
             read = partial(_layers_of, self.read(self.layer_ids), self.layer_ids)
-        except Exception as error:  # noqa: BLE001 - raised when the states are asked for
+        except Exception as error:  # noqa: BLE001 - raised when the states are read
             read = partial(_raise, f"{type(error).__name__}: {error}")
         taken = {field.name: getattr(self, field.name) for field in fields(self)} | {"read": read}
         return Row, tuple(taken.values())
 
 
 def _layers_of(states: torch.Tensor, held_ids: tuple[int, ...], layer_ids: tuple[int, ...]) -> torch.Tensor:
-    """Return layers of the states [T, L * H] of all that are held: [T, len(layer_ids) * H], a copy."""
+    """Select layers from the states [T, L * H] of all held layers: [T, len(layer_ids) * H], a copy."""
     if missing := sorted(set(layer_ids) - set(held_ids)):
         raise ReaderError(f"the row holds layers {list(held_ids)}, not {missing}")
     places = [held_ids.index(layer_id) for layer_id in layer_ids]

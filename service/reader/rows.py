@@ -1,4 +1,4 @@
-"""Rows of some shards, as the indexes of these name them: row number in, view out."""
+"""The rows of some shards, in the order of their indexes: row number in, view out."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,9 @@ OPEN_SHARDS = 64
 """Shards kept open at once by one process."""
 
 THREADS = 2
-"""That read at once in one process: one waits for the disk while another copies, norms, or waits as well."""
+"""How many threads of a process read at once: one waits for the disk while another copies, norms or also
+waits.
+"""
 
 
 class Rows(Dataset[Any]):
@@ -71,14 +73,14 @@ class Rows(Dataset[Any]):
         return row if self.view is None else self.view(row)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """Return a batch, for torch's DataLoader: its rows are read by several threads at once."""
+        """Return a batch, for torch's DataLoader. With a view, several threads read its rows at once."""
         if self.view is None:
             return [self.row(number) for number in numbers]
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(self.__getitem__, numbers))
 
     def row(self, number: int) -> Row:
-        """Return a row as it is stored; its states are read when asked for. Raises ReaderError."""
+        """Return a row as stored; its states are read on demand. Raises ReaderError."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         number %= len(self)
@@ -94,9 +96,10 @@ class Rows(Dataset[Any]):
         )
 
     def mapped(self, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor | None:
-        """Return states [T, len(layer_ids), H] as a view of a mapped shard; null where there is none.
+        """Return states [T, len(layer_ids), H] as a view of a mapped shard; None if they cannot be mapped.
 
-        Nothing is read before it is used. Do not write there: later calls would see it. Raises ReaderError.
+        Pages are read when first used. Do not write to the view: later calls would see it. Raises
+        ReaderError.
         """
         shard, num_tokens = self._shard(self._places.shards[number]), self.num_tokens[number]
         raw = shard.mapped(self._places.rows[number], layer_ids, num_tokens)
@@ -106,11 +109,11 @@ class Rows(Dataset[Any]):
         return states.view(len(layer_ids), num_tokens, self.about.hidden_size).transpose(0, 1)
 
     def shard_of(self, number: int) -> str:
-        """Return the path of the shard that holds a row: rows of one shard lie side by side."""
+        """Return the path of the shard that holds a row."""
         return self._places.shards[number]
 
     def _states(self, shard: Shard, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor:
-        """Return several layers' states side by side: [T, len(layer_ids) * H]."""
+        """Return the states of several layers concatenated: [T, len(layer_ids) * H]."""
         row, num_tokens = self._places.rows[number], self.num_tokens[number]
         if len(layer_ids) == 1 and not self._pinned:
             return read_states(shard, row, layer_ids[0], num_tokens)
@@ -119,7 +122,7 @@ class Rows(Dataset[Any]):
         if self._pinned:
             memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         else:
-            # numpy asks for huge pages, torch does not: half of the CPU time.
+            # numpy requests huge pages and torch does not, which halves the CPU time.
             memory = torch.from_numpy(np.empty(num_bytes, np.uint8))
         states_TLH = memory.view(dtype).view(num_tokens, len(layer_ids), hidden_size)
         for index, layer_id in enumerate(layer_ids):
@@ -127,7 +130,7 @@ class Rows(Dataset[Any]):
         return states_TLH.view(num_tokens, -1)
 
     def _check_places(self) -> None:
-        """Hold the rows of the indexes against the shards of the manifests. Raises ReaderError."""
+        """Check the row counts of the indexes against those of the manifests' shards. Raises ReaderError."""
         indexed = Counter(self._places.shards)
         for path in {**self._named, **indexed}:
             rows = self._named[path].rows if path in self._named else 0
@@ -145,7 +148,7 @@ class Rows(Dataset[Any]):
         return shard
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind: a worker process opens its own."""
+        """Drop open files: a worker process opens its own."""
         return {name: value for name, value in self.__dict__.items() if name != "_shard"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A job of a running service: its committed units one by one, and the files of its data folder by ranges."""
+"""A job of a running service: its committed units one by one, and byte ranges of its data folder's files."""
 
 import io
 import time
@@ -17,7 +17,7 @@ from service.client import ProblemReceived, Quarry
 from service.reader.errors import ReaderError
 
 LOOK_S = 1.0
-"""Between two questions to a service that does not answer, or for something that is not there yet."""
+"""Time between two requests to a service that does not answer, or for something that does not exist yet."""
 BUFFER_BYTES = 2**18
 
 P = ParamSpec("P")
@@ -25,14 +25,14 @@ Answer = TypeVar("Answer")
 
 
 class NotServed(ReaderError):
-    """The service has no such file, or no longer."""
+    """The service does not have the file, or no longer has it."""
 
 
 class ServedJob:
-    """One job of a service. Waits for a service that does not answer, since it may be restarted."""
+    """One job of a service. Waits if the service does not answer, since it may be restarting."""
 
     def __init__(self, server: str, job_id: str, key: str | None, patience_s: float) -> None:
-        """Connect at the first call; every call bears `patience_s` without a good answer.
+        """Connect at the first call; every call retries for `patience_s` without a valid answer.
 
         Raises ReaderError if the key cannot be read.
         """
@@ -44,36 +44,38 @@ class ServedJob:
         self.name = f"job {job_id} of {server}"
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # there is no client where it has no key
-            self._quarry.close()  # rows without a view may read as long as they live
+        with suppress(AttributeError):  # without a key there is no client
+            self._quarry.close()  # rows without a view may read until they are deleted
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
-        """Return the next unit behind the place `after`; none if there is none within `wait_s`.
+        """Return the next unit after the position `after`; none if none is committed within `wait_s`.
 
-        Raises ReaderError as the two below: the job is not there, the key is refused, no answer in time.
+        Raises ReaderError, as do the two below: no such job, the key is refused, or no answer in time.
         """
         return self._ask(self._quarry.unit_page, self._id, after=after, limit=1, wait_s=wait_s)
 
     def summary(self) -> JobSummary:
-        """Return the job as it stands. Raises ReaderError."""
+        """Return the job's current state. Raises ReaderError."""
         return self._ask(self._quarry.job, self._id)
 
     def problem(self) -> str:
-        """Return why the job does not go on; empty if it does not say."""
+        """Return why the job is not running, or an empty string if it has no problem."""
         problem = self.summary().problem
         return f": {problem.detail}" if problem else ""
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
-        """Return a range of a file, shorter where it ends, and the file's length. Raises NotServed too."""
+        """Return a range of a file, shorter at its end, and the file's length. Raises NotServed, too."""
         part = self._ask(self._quarry.file, self._id, path, offset=offset, num_bytes=num_bytes)
         return part.content, part.num_bytes
 
     def acknowledge(self, consumer: str, after: int, expires_s: int | None) -> None:
-        """Say that a consumer has all units up to the place `after`. Raises ReaderError."""
+        """Report that a consumer has all units up to the position `after`. Raises ReaderError."""
         self._ask(self._quarry.acknowledge, self._id, consumer, after, expires_s=expires_s)
 
     def _ask(self, method: Callable[P, Answer], *arguments: P.args, **options: P.kwargs) -> Answer:
-        """Return the answer. Raises ReaderError."""
+        """Call `method`, retrying while the service does not answer, and return the answer. Raises
+        ReaderError.
+        """
         asked_s = time.monotonic()
         while True:
             try:
@@ -88,17 +90,17 @@ class ServedJob:
 
 
 class Ranges(Protocol):
-    """Where ranges of files come from."""
+    """A source of file ranges."""
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
         """Return a range and the file's length. Raises NotServed."""
 
 
 class ServedFile:
-    """A file of the data folder, read by ranges; from elsewhere once it is no longer there."""
+    """A file of the data folder, read in ranges; read from elsewhere once it is no longer there."""
 
     def __init__(self, job: Ranges, path: str, elsewhere: Callable[[], RangeFile]) -> None:
-        """Ask for the length. `elsewhere` opens the file where it then is. Raises ReaderError."""
+        """Request the file's length. `elsewhere` opens the file once it has moved. Raises ReaderError."""
         self._job, self._path, self._elsewhere = job, path, elsewhere
         self.num_bytes = job.file_range(path, 0, 1)[1]
 
@@ -126,7 +128,7 @@ class ServedFile:
 
 
 class _Seekable(io.RawIOBase):
-    """A served file as Python has files."""
+    """A served file as a Python file object."""
 
     def __init__(self, file: ServedFile) -> None:
         self._file, self._position = file, 0

@@ -1,4 +1,4 @@
-"""The iterable dataset: every row once an epoch, spread over ranks and workers, shuffled, resumable."""
+"""The iterable dataset: every row once per epoch, split over ranks and workers, shuffled, resumable."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -18,25 +18,25 @@ from service.reader.rows import THREADS
 class QuarryStream(IterableDataset[Any]):
     """Yields this rank's and worker's rows of a `QuarryDataset`.
 
-    The order depends on `seed` and the epoch alone: shards are shuffled, and rows within a window of
-    `window` rows, so that reading stays local. Rank r of R ranks with W workers takes every (R * W)-th row of
-    that order. With `even`, the last rows that would give some ranks one row more are left out, since a rank
-    that ends early hangs collective operations.
+    The order depends only on `seed` and the epoch: shards are shuffled, then rows within windows of `window`
+    rows, so that reads stay local. Each of R ranks takes every R-th row of that order, and each of its W
+    workers every W-th of those. With `even`, the last rows, which would give some ranks one row more, are
+    dropped, since a rank that ends early hangs collective operations.
 
-    While one row is in use, the next `ahead` rows of a view are read by threads of this process, and no more
-    are held; 0 reads each when it is asked for. Rows without a view are read when their states are asked for.
+    With a view, threads of this process prefetch up to `ahead` rows while one row is in use; with 0, each row
+    is read on demand. Without a view, states are read when they are accessed.
 
-    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker, good
-    for the same dataset, order, ranks and workers. Without it, `start` skips that many rows of this rank, in
-    each iteration until an epoch is set. A loader of W workers and batches of B rows has gone through the
-    first n of them only where n is a multiple of W * B.
+    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state per worker,
+    valid for the same dataset, order, ranks and workers. Without that loader, `start` skips that many rows of
+    this rank in each iteration until an epoch is set. A loader with W workers and batches of B rows has
+    consumed exactly the first n rows only if n is a multiple of W * B.
 
-    Nothing else may share the rows out again: accelerate, and so transformers' Trainer, gives each rank its
-    part of what a loader yields, and wants `rank=0, world_size=1`.
+    The rows must not be split a second time: accelerate, and so transformers' Trainer, gives each rank its
+    share of what a loader yields, so use `rank=0, world_size=1` with it.
     """
 
     follow = QuarryFollower
-    """`QuarryStream.follow(server, job_id)`: the rows of a job while it is captured."""
+    """`QuarryStream.follow(server, job_id)`: the rows of a job while it is being captured."""
 
     def __init__(
         self,
@@ -63,17 +63,18 @@ class QuarryStream(IterableDataset[Any]):
         self._epoch = self._done = self._skip = 0
         self._set_epoch = SetEpoch()
         self._goes_on = start > 0
-        """Whether the next iteration begins where `start` or a state says."""
+        """Whether the next iteration begins at `start` or a loaded state."""
         self._num_workers = 1
-        """Of the loader that the state was made in; 1 without workers."""
+        """The number of workers of the loader in which the state was made; 1 without workers."""
         manifests = {job: manifest.sha256 for job, manifest in dataset.manifests.items()}
-        # Once: a loader asks for a state with every batch.
+        # Computed once, since a loader asks for a state with every batch.
         self._jobs_sha256 = canonical_sha256(manifests)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch `epoch`: another order, nothing skipped; a loader's workers do with their next one.
+        """Begin epoch `epoch`, in a different order with nothing skipped; a loader's workers begin it with
+        their next iteration.
 
-        An epoch that `start` or a state is inside of goes on there.
+        If `start` or a loaded state is within that epoch, it continues there.
         """
         self._set_epoch.set(epoch)
         self._hear()
@@ -84,7 +85,7 @@ class QuarryStream(IterableDataset[Any]):
             self._epoch, self._start, self._done, self._skip, self._goes_on = epoch, 0, 0, 0, False
 
     def __len__(self) -> int:
-        """Return this rank's rows of the epoch, less those that `start` skips."""
+        """Return the number of this rank's rows in the epoch, less those that `start` skips."""
         return len(self._turns(range(len(self._dataset))))
 
     def __iter__(self) -> Iterator[Any]:
@@ -93,7 +94,7 @@ class QuarryStream(IterableDataset[Any]):
         if self._skip and num_workers != self._num_workers:
             raise ReaderError(f"the state was made with num_workers {self._num_workers}, not {num_workers}")
         if self._goes_on:
-            self._set_epoch.forget()  # what was set before the state was loaded is for the iteration after
+            self._set_epoch.forget()  # an epoch set before the state was loaded is for the next iteration
         else:
             self._hear()
         self._done, self._skip, self._goes_on = self._skip, 0, False
@@ -105,16 +106,16 @@ class QuarryStream(IterableDataset[Any]):
             yield row
 
     def state_dict(self) -> State:
-        """Return where this worker is."""
+        """Return this worker's position."""
         info = get_worker_info()
         place = {"epoch": self._epoch, "start": self._start, "done": self._done}
         return place | {"num_workers": info.num_workers if info else 1} | self._made_with()
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from where a worker was, with the next iteration.
+        """Let the next iteration continue from a worker's state.
 
-        Raises ReaderError: with other jobs or ranks, or in another order, that would be elsewhere. With
-        another number of workers, the next iteration does.
+        Raises ReaderError if the jobs, the number of ranks or the order differ, since the position would be a
+        different one. If the number of workers differs, the next iteration raises it.
         """
         for name, value in self._made_with().items():
             if state.get(name) != value and (state["start"] or state["done"]):
@@ -123,12 +124,12 @@ class QuarryStream(IterableDataset[Any]):
         self._num_workers, self._goes_on = state["num_workers"], True
 
     def _made_with(self) -> State:
-        """Return what the place of a row in this rank's order follows from."""
+        """Return what determines a row's position in this rank's order."""
         order = {"shuffle": self._shuffle, "seed": self._seed, "window": self._window, "even": self._even}
         return order | {"jobs": self._jobs_sha256, "world_size": self._world_size}
 
     def order(self) -> list[int]:
-        """Return the epoch's row numbers in the order of all ranks together."""
+        """Return the epoch's row numbers in their global order over all ranks."""
         numbers = list(range(len(self._dataset)))
         if not self._shuffle:
             return numbers
@@ -146,7 +147,7 @@ class QuarryStream(IterableDataset[Any]):
         return ordered
 
     def _rows(self, numbers: Sequence[int]) -> Iterator[Any]:
-        """Yield the rows in this order, whichever is read first; an error comes in its row's place."""
+        """Yield the rows in this order, whichever is read first; an error is raised in its row's place."""
         row = self._dataset.__getitem__
         if not self._ahead or self._dataset.view is None:
             return map(row, numbers)

@@ -1,9 +1,9 @@
-"""What each kind of drafter trains on, made from a stored row. Pure.
+"""The training inputs of each kind of drafter, made from a stored row. Pure functions.
 
-Serving decides the alignment: after the target has computed position t, vLLM's proposers feed the drafter
-token t + 1, the target's state of position t and position t, and ask it for token t + 2. A view's row t is
-that input. A row counts in the loss where a served drafter would run: token t + 1 was the target's own
-(supervised), and so is the token that is predicted.
+The alignment is that of serving: after the target has computed position t, vLLM's proposers feed the drafter
+token t + 1, the target's state at position t, and position t, and it predicts token t + 2. A view's row t is
+that input. A row counts in the loss where a served drafter would run: token t + 1 is the target's own
+(supervised), and so is the predicted token.
 
 Every view is a dict of tensors:
 
@@ -26,7 +26,7 @@ from service.reader.errors import ReaderError
 from service.reader.row import About, Row
 
 IGNORED = -100
-"""A label that PyTorch's losses leave out."""
+"""A label that PyTorch's losses ignore."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,23 +42,25 @@ class View(Protocol):
 
 
 class _OfLastLayer:
-    """A view that needs the last layer alone."""
+    """A view that needs only the last layer."""
 
     __slots__ = ()
 
     def check(self, about: About) -> None:
-        """Raise ReaderError without the last layer."""
+        """Raise ReaderError if the last layer is missing."""
         _check(self, about, ())
 
 
 class _OfAuxiliaryLayers:
-    """A view that needs the last layer and the auxiliary ones in `layers`, or some if that is null."""
+    """A view that needs the last layer and the auxiliary layers in `layers`, or at least one if that is
+    None.
+    """
 
     __slots__ = ()
     layers: tuple[int, ...] | None
 
     def check(self, about: About) -> None:
-        """Raise ReaderError without the layers named, or without the last one."""
+        """Raise ReaderError if one of the named layers or the last layer is missing."""
         if self.layers is None and not set(about.layer_ids) - {about.num_layers}:
             raise ReaderError(
                 "the dataset holds no auxiliary layers, only the last one: extract some in 'layers'"
@@ -82,7 +84,7 @@ def _check(view: object, about: About, layers: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Eagle(_OfLastLayer):
-    """EAGLE-1 and EAGLE-2: the state is the last layer's, post-norm. All [R] or [R, H]."""
+    """EAGLE-1 and EAGLE-2: the state is the last layer's, post-norm. Tensors are [R] or [R, H]."""
 
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
@@ -92,9 +94,10 @@ class Eagle(_OfLastLayer):
 
 @dataclass(frozen=True, slots=True)
 class Eagle3(_OfAuxiliaryLayers):
-    """EAGLE-3: the states are auxiliary layers side by side, ascending: `hidden_states` is [R, A * H].
+    """EAGLE-3: the states are auxiliary layers, concatenated in ascending order: `hidden_states` is [R, A *
+    H].
 
-    `layers` names their ids; all captured ones below the last if null.
+    `layers` lists their ids; if None, all captured layers below the last are used.
     """
 
     layers: tuple[int, ...] | None = None
@@ -125,12 +128,12 @@ class PEagle(_OfAuxiliaryLayers):
 
 @dataclass(frozen=True, slots=True)
 class Mtp(_OfLastLayer):
-    """Multi-token prediction of `num_steps` steps, as DeepSeek's, Qwen's and GLM's.
+    """Multi-token prediction with `num_steps` steps, as in DeepSeek, Qwen and GLM.
 
-    `input_ids`, `positions`, `labels` and `loss_mask` are [K, R]: step k is fed token t + 1 + k at position
-    t + k and predicts t + 2 + k. `hidden_states` [R, H] is the first step's; later steps are fed the
-    drafter's own. It is post-norm if `normed`; vLLM's MiMo and Step-3.5 hand over the state before the final
-    norm, so theirs is not.
+    `input_ids`, `positions`, `labels` and `loss_mask` are [K, R]: step k is fed token t + 1 + k at position t
+    + k and predicts t + 2 + k. `hidden_states` [R, H] is the first step's; later steps are fed the drafter's
+    own. It is post-norm if `normed`; vLLM's MiMo and Step-3.5 pass on the state before the final norm, so
+    theirs is not.
     """
 
     num_steps: int
@@ -148,7 +151,7 @@ class Mtp(_OfLastLayer):
 
 @dataclass(frozen=True, slots=True)
 class Step35Mtp(Mtp):
-    """Step-3.5's MTP: `Mtp` that is not `normed`. Each step has a layer of the drafter for itself."""
+    """Step-3.5's MTP: `Mtp` without `normed`. Each step has its own layer in the drafter."""
 
     num_steps: int = 3
     normed: bool = field(default=False, init=False)
@@ -158,9 +161,9 @@ class Step35Mtp(Mtp):
 class DFlash(_OfAuxiliaryLayers):
     """DFlash: auxiliary layers as context, un-shifted; blocks are cut by the trainer.
 
-    `input_ids`, `positions` and `loss_mask` are [T], `hidden_states` is [T, A * H] and
-    `target_hidden_states` [T, H]: the row of token t. `labels` [T] are the tokens after: what the place
-    p of a block predicts is `input_ids[p]`, by `target_hidden_states[p - 1]`, and counts by `loss_mask[p]`.
+    `input_ids`, `positions` and `loss_mask` are [T], `hidden_states` is [T, A * H] and `target_hidden_states`
+    [T, H]: the row of token t. `labels` [T] are the next tokens. Position p of a block predicts
+    `input_ids[p]`, whose target state is `target_hidden_states[p - 1]`; it counts if `loss_mask[p]` is 1.
     """
 
     layers: tuple[int, ...] | None = None
@@ -180,7 +183,7 @@ class DFlash(_OfAuxiliaryLayers):
 def _steps(row: Row, num_steps: int) -> Tensors:
     """Return ids, positions, labels and masks of every step: [K, R].
 
-    Ids past the end are 0 and never count.
+    Ids past the end are 0 and never count in the loss.
     """
     num_rows = row.num_tokens - 1
     ids_KR = torch.zeros((num_steps, num_rows), dtype=torch.int64)
@@ -200,7 +203,9 @@ def _steps(row: Row, num_steps: int) -> Tensors:
 
 
 def _apart(normed_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is fed and what is predicted, [R, H] each, in memory of their own: noise may be added."""
+    """Return the fed and the predicted states, [R, H] each; they do not share memory, so noise may be
+    added.
+    """
     return normed_TH[:-1].clone(), normed_TH[1:]
 
 
