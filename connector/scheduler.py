@@ -12,9 +12,8 @@ from typing import Any
 from connector.wire import DrainJob, RowRef, StepWork, VoidRow, hash_ids
 
 DRAINED_STATUSES = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
-"""Names of vLLM's RequestStatus for which the states are complete. Compared by name:
-
-values may change between versions, and an abort must never match.
+"""Names of vLLM's RequestStatus for which the states are complete. Compared by name, since an abort must
+never match by value.
 """
 
 

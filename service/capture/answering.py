@@ -1,7 +1,7 @@
-"""Lets the target answer the prompts of one unit, turn by turn, and captures what becomes of them.
+"""Lets the target answer the prompts of one unit, turn by turn, and captures the resulting rows.
 
-A row is captured by its last request: by the answer itself in one pass, else by a prefill of the whole row.
-The requests before it leave their states in the prefix cache.
+A row is captured by its last request: in one pass by the answer itself, otherwise by a prefill of the whole
+row. Earlier requests leave their states in the prefix cache.
 """
 
 import json
@@ -25,7 +25,7 @@ from service.proof.checks import Written
 from service.store import UnitLease
 
 CONTEXT = 8
-"""Tokens before an answer that decide how its first ones read."""
+"""How many tokens before an answer are needed to decode its first tokens."""
 SEVERITY: tuple[Ending, ...] = ("keep", "cut", "reject")
 
 
@@ -35,10 +35,10 @@ class ConversationRejected(RejectedError):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A row of the plan, which may come to about `most_tokens`, and to `limit` at most.
+    """A row of the plan, expected to reach at most about `most_tokens`, and never more than `limit`.
 
-    `blocks` are the messages before each answer, and the calls whose results they begin with: name and id.
-    `entry` is its `mix` entry; `left` says that turns of the source were not planned.
+    `blocks` has, for each answer, the messages before it and the (name, id) of the calls whose results they
+    begin with. `entry` is the row's `mix` entry; `left` means that some turns of the source were not planned.
     """
 
     number: int
@@ -54,7 +54,7 @@ class Planned:
 
     @classmethod
     def of(cls, plan: pa.Table, number: int, generate: Generate) -> "Planned":
-        """Read row `number`; a plan that is in no dialogues has fewer columns."""
+        """Read row `number`; a plan without dialogues has fewer columns."""
 
         def value(column: str, absent: Any) -> Any:  # noqa: ANN401 - what the plan holds
             return plan[column][number].as_py() if column in plan.column_names else absent
@@ -78,9 +78,9 @@ class Planned:
 
 @dataclass(slots=True)
 class Row:
-    """A row as it grows: token ids and loss mask, which begin as the plan's prompt does.
+    """A growing row: token ids and loss mask, which begin with the plan's prompt.
 
-    `has_end` says that the last token ends a turn, `is_captured` that the engine keeps the row's states.
+    `has_end` is true if the last token ends a turn, `is_captured` if the engine captures the row's states.
     """
 
     planned: Planned
@@ -89,28 +89,30 @@ class Row:
     has_end: bool = False
     is_captured: bool = False
     ends: tuple[int | None, ...] = ()
-    """Of each answer, the token by which it ended itself."""
+    """For each answer, the token with which it ended itself, or None."""
 
     def prompt(self, token_ids: Sequence[int]) -> None:
-        """Append what the target did not say."""
+        """Append tokens that the target did not generate."""
         if self.has_end:
             if self.ids[-1] == token_ids[0]:
-                token_ids = token_ids[1:]  # it has said that
+                token_ids = token_ids[1:]  # already generated
             else:
-                del self.ids[-1], self.mask[-1]  # the template ends a turn otherwise
+                del self.ids[-1], self.mask[-1]  # the template ends a turn differently
         self.ids += token_ids
         self.mask += [0] * len(token_ids)
         self.has_end = False
 
     def answer(self, answer: Answer) -> None:
-        """Append what the target said."""
+        """Append the target's answer."""
         self.ids += answer.token_ids
         self.mask += [1] * len(answer.token_ids)
         self.has_end = answer.ended == "end"
         self.ends = (*self.ends, answer.token_ids[-1] if self.has_end else None)
 
     def runs(self) -> tuple[int, ...]:
-        """Return the lengths of what follows the planned tokens, as in `RowRef`: an answer comes next."""
+        """Return the lengths of the runs after the planned tokens, as in `RowRef`, where an answer comes
+        next.
+        """
         mask = self.mask[len(self.planned.prompt) :]
         edges = np.flatnonzero(np.diff([0, *mask]))
         runs = tuple(np.diff([0, *edges, len(mask)]).tolist())
@@ -130,8 +132,8 @@ def row_name(attempt_id: AttemptId, number: int) -> str:
 class Answering:
     """Answers the rows of one attempt at a unit.
 
-    `written` is what must be stored, `rejects` what is left out and why, by plan row; `counts` are of answers
-    and conversations.
+    By plan row, `written` is what must be stored and `rejects` says why a row is left out; `counts` counts
+    events of answers and conversations.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class Answering:
         renderer: Renderer | None,
         on_answer: Callable[[], None],
     ) -> None:
-        """Ask nothing yet; rows are held against their conversations with a `renderer`."""
+        """Store the arguments; with a `renderer`, rows are checked against their conversations."""
         identity, self._attempt_id = lease.identity, lease.attempt_id
         assert identity.generate is not None, "the job lets the target answer"  # noqa: S101
         self._plan, self._engine, self._renderer = plan, engine, renderer
@@ -154,11 +156,11 @@ class Answering:
         self.rejects: dict[int, tuple[str, str]] = {}
 
     def planned(self, rows: Sequence[int]) -> list[Planned]:
-        """Return rows of the plan."""
+        """Read rows of the plan."""
         return [Planned.of(self._plan, row, self._generate) for row in rows]
 
     async def run(self, planned: Sequence[Planned]) -> None:
-        """Answer one conversation; it has several rows where each turn is one.
+        """Answer one conversation; it has several rows if each turn is a row of its own.
 
         Raises what the engine and the renderer raise.
         """
@@ -170,11 +172,11 @@ class Answering:
                 await self._answer_whole(planned[0])
         except ConversationRejected as error:
             self._leave_out(rows, error)
-        except PromptRefused as error:  # while a row is captured
+        except PromptRefused as error:  # raised while a row was captured
             self._leave_out([row for row in rows if row not in self.written], error)
 
     async def _answer_whole(self, planned: Planned) -> None:
-        """Answer all turns in one row; one that ends early has the turns before that."""
+        """Answer all turns in one row; a conversation that ends early keeps the turns before that."""
         talk, blocks = Talk(planned.tools, planned.entry), planned.blocks
         segments = [planned.prompt, *planned.segments]
         row = Row(planned)
@@ -202,9 +204,9 @@ class Answering:
         await self._store(row, talk, last_only=self._generate.turns == "last")
 
     async def _answer_turns(self, turns: Sequence[Planned]) -> None:
-        """Answer each turn in a row of its own; those that do not come are rejects."""
+        """Answer each turn in a row of its own; turns that are not reached are rejected."""
         talk = Talk(turns[0].tools, turns[0].entry)
-        # Before a row is stored it must be known that no later answer drops all of them.
+        # Rows may be stored at once only if no later answer can reject the whole conversation.
         captures = self._generate.keeps_answers
         rows: list[Row] = []
         last: Reading | None = None
@@ -246,9 +248,9 @@ class Answering:
         return row
 
     async def _answer(self, turn: int, row: Row, talk: Talk, *, captures: bool) -> Reading | None:
-        """Append an answer; return it as it reads, where that is asked for.
+        """Append an answer; return its reading if there is a renderer.
 
-        Raises RejectedError where the conversation ends before it, ConversationRejected.
+        Raises RejectedError if the conversation ends before this answer, ConversationRejected.
         """
         sampling = self._generate.of(talk.entry)
         room = row.planned.limit - len(row.ids)
@@ -278,7 +280,7 @@ class Answering:
         return reading
 
     def _judge(self, answer: Answer, reading: Reading | None, *, is_cut_short: bool) -> None:
-        """Count how an answer ended. Raises RejectedError, ConversationRejected where it is not kept."""
+        """Count how an answer ended. Raises RejectedError or ConversationRejected if it is not kept."""
         endings = self._generate.endings
         if answer.ended == "length" and is_cut_short:
             raise self._ended("context full", "the context is full before the answer has ended")
@@ -300,9 +302,10 @@ class Answering:
         raise ConversationRejected(RejectReason.ANSWER_REJECTED, str(error))
 
     async def _check_literal(self, row: Row, talk: Talk, turn: int) -> None:
-        """Hold the prompt of a later turn against what a server makes of the conversation so far.
+        """Check a later turn's prompt against the one that a server would render from the conversation so
+        far.
 
-        Other tokens of the same text are drift. Raises RejectedError where the text is another one.
+        Different tokens for the same text are only drift. Raises RejectedError if the text differs.
         """
         if self._renderer is not None and turn and not await self._renderer.is_prompt(row.ids, talk):
             detail = (
@@ -312,10 +315,10 @@ class Answering:
             raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
 
     def _check_goes_on(self, last: Reading, calls: Sequence[tuple[str, str | None]]) -> None:
-        """Hold an answer's calls against those whose results the source has; give them the source's ids.
+        """Check an answer's calls against those whose results the source has; give them the source's ids.
 
-        Raises RejectedError, ConversationRejected where they differ, and where no server would go on with its
-        text.
+        Raises RejectedError or ConversationRejected if they differ, or if the answer's text has lost special
+        tokens, so that no server would continue from it.
         """
         if last.lost:
             detail = f"the text of the answer before has no {last.lost}: name 'generate.reasoning_parser'"
@@ -332,12 +335,12 @@ class Answering:
                 call["id"] = call_id
 
     async def _store(self, row: Row, talk: Talk, *, last_only: bool) -> None:
-        """Hold a row against its conversation, and capture it if that was not done while it was answered."""
+        """Check a row against its conversation, and capture it if that was not done while it was answered."""
         try:
             if self._renderer is not None and talk.messages:
                 row = await self._held_against(row, talk, self._renderer, last_only=last_only)
         except RejectedError as error:
-            self.counts["drift"] += 1  # the template fails on what the target said
+            self.counts["drift"] += 1  # the template fails on the target's answer
             if not row.is_captured and self._generate.drift != "keep":
                 self._leave_out([row.planned.number], error)
                 return
@@ -347,7 +350,7 @@ class Answering:
             self._captured(row, await self._engine.run(prompt))
 
     async def _held_against(self, row: Row, talk: Talk, renderer: Renderer, *, last_only: bool) -> Row:
-        """Return the row, or what its text becomes where other tokens are wanted. Raises RejectedError."""
+        """Return the row, or the row tokenized again if `drift` asks for that. Raises RejectedError."""
         ids, mask = await renderer.rendered(talk, row.ends, last_only=last_only)
         said = np.asarray(row.ids[:-1] if row.has_end else row.ids)
         if np.array_equal(ids[: len(said)], said):

@@ -1,7 +1,8 @@
-"""Landing: a committed unit's files move from their attempt's folder to their place in the dataset folder.
+"""Landing: moves a committed unit's files from their attempt's folder to their place in the dataset
+folder.
 
-The commit comes first and names the attempt; the move only follows it, so doing it again, or finishing it
-after a crash, is harmless. An attempt that was never committed cannot land, whatever it wrote.
+The commit comes first and names the attempt, so repeating the move, or finishing it after a crash, is
+harmless. An attempt that was never committed cannot land, whatever it wrote.
 """
 
 import asyncio
@@ -23,19 +24,19 @@ INDEX_FILE = "index.parquet"
 
 
 def attempt_folder(settings: Settings, attempt_id: AttemptId) -> Path:
-    """Return the folder that an attempt alone writes into."""
+    """Return the folder that only this attempt writes to."""
     return settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
 
 
 def remove_earlier(settings: Settings, attempt_id: AttemptId) -> None:
-    """Remove what lost attempts at the unit left, as far as the disk lets it."""
+    """Remove what earlier attempts at the unit left behind, as far as the disk allows."""
     for folder in attempt_folder(settings, attempt_id).parent.glob(f"{attempt_id.unit:05d}-*"):
         if int(folder.name.partition("-")[2]) < attempt_id.epoch:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 async def open_attempt(link: EngineLink, settings: Settings, order: OpenUnit, plan: bytes) -> None:
-    """Open an attempt on every rank, with its plan in its folder meanwhile.
+    """Open an attempt on every rank; its plan is in its folder while the ranks open it.
 
     Raises what `EngineLink.open` raises, DiskFull, WriteFailed.
     """
@@ -50,12 +51,14 @@ async def open_attempt(link: EngineLink, settings: Settings, order: OpenUnit, pl
         await asyncio.to_thread(write)
         await link.open(order)
     finally:
-        with suppress(OSError):  # what is left is swept
+        with suppress(OSError):  # the sweeper removes what is left
             file.unlink()
 
 
 def move_into_dataset(settings: Settings, unit: UnitFiles) -> None:
-    """Move one committed unit's files. Raises WriteFailed naming the file that is in neither place."""
+    """Move one committed unit's files. Raises WriteFailed, which names the file, if one is in neither
+    place.
+    """
     folder = attempt_folder(settings, unit.attempt_id)
     dataset = settings.dataset_dir(unit.attempt_id.job_id)
     sealed = sealed_files(settings, unit)
@@ -67,39 +70,39 @@ def move_into_dataset(settings: Settings, unit: UnitFiles) -> None:
                 f"{entry.path} was committed, but is neither in its attempt's folder nor in the dataset",
                 cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
             ) from error
-    # What else is there is swept later; and another process may land the same unit now.
+    # Other files there are swept later, and another process may be landing the same unit now.
     with suppress(OSError):
         folder.rmdir()
 
 
 def sealed_files(settings: Settings, unit: UnitFiles) -> dict[str, Path]:
-    """Return where a committed unit's files are while it has not landed, by their paths in the dataset."""
+    """Return where a committed unit's files are before it has landed, by their paths in the dataset."""
     folder = attempt_folder(settings, unit.attempt_id)
     files = {entry.path: folder / Path(entry.path).name for entry in unit.shards}
     return files if unit.index is None else files | {unit.index.path: folder / INDEX_FILE}
 
 
 def remove_attempt(settings: Settings, attempt_id: AttemptId) -> None:
-    """Remove what an attempt wrote, as far as the disk lets it; what is left is swept."""
+    """Remove what an attempt wrote, as far as the disk allows; the sweeper removes the rest."""
     shutil.rmtree(attempt_folder(settings, attempt_id), ignore_errors=True)
 
 
 def land(store: Store, settings: Settings, job_id: str) -> None:
-    """Land every unit of a job that is committed here and not stored."""
+    """Land every unit of a job that was committed on this host and is not stored."""
     for commit in store.read(commits.unit_commits, job_id):
         if not commit.is_stored and commit.host == HOME:
             land_unit(store, settings, commit)
 
 
 def land_unstored(store: Store, settings: Settings, job_id: str) -> None:
-    """Land the committed units that are still in their attempts' folders: what is stored never lands."""
+    """Land the committed units that are still in their attempts' folders, except those already stored."""
     for unit in store.read(commits.waiting, job_id, HOME, MAX_UNITS):
         if attempt_folder(settings, unit.attempt_id).is_dir():
             land_unit(store, settings, unit)
 
 
 def land_unit(store: Store, settings: Settings, unit: UnitFiles) -> None:
-    """Land one unit, unless all consumers have had it meanwhile. Raises WriteFailed."""
+    """Land one unit, unless all consumers have received it meanwhile. Raises WriteFailed."""
     try:
         move_into_dataset(settings, unit)
     except WriteFailed:
@@ -108,11 +111,11 @@ def land_unit(store: Store, settings: Settings, unit: UnitFiles) -> None:
 
 
 def remove_stored(store: Store, settings: Settings, job_id: str) -> None:
-    """Remove what is left here of stored units, if their job keeps no shards. Raises OSError."""
+    """Remove the local shards of stored units, if their job does not keep them. Raises OSError."""
     remove_paths(settings, job_id, store.read(commits.gone_shards, job_id))
 
 
 def remove_paths(settings: Settings, job_id: str, paths: Iterable[str]) -> None:
-    """Remove files of a dataset that need not be there. Raises OSError."""
+    """Remove files of a dataset, if they exist. Raises OSError."""
     for path in paths:
         (settings.dataset_dir(job_id) / path).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""How much may be in the engine at once: a bound on tokens and on requests, first come first served.
+"""Bounds the tokens and requests that are in the engine at once, first come first served.
 
-Without it every request of a unit would wait inside the engine, in front of the units behind it. With it the
-engine always holds more than one step's batch, and a new unit's rows follow the last one's without a bubble.
+Without it all requests of a unit would queue in the engine, ahead of the units after it. With it the engine
+still holds more than one step's batch, and a new unit's rows follow the last unit's without a bubble.
 """
 
 import asyncio
@@ -13,22 +13,22 @@ from service.work.meters import ENGINE
 
 
 class InFlight:
-    """A first-in-first-out budget. A request larger than the whole budget is let through alone."""
+    """A first-in-first-out budget. A request larger than the whole budget is admitted on its own."""
 
     def __init__(self, max_tokens: int, max_requests: int) -> None:
-        """Begin empty."""
+        """Start with nothing in flight."""
         self._max_tokens, self._max_requests = max_tokens, max_requests
         self.tokens = 0
         self.requests = 0
         self._first = asyncio.Lock()
-        """Held by the request that is next; the others wait for it in their order."""
+        """Held by the next request; the others wait for it in order."""
         self._room = asyncio.Event()
         self._changed = time.monotonic()
-        """When something was last given back, or taken with nothing out."""
+        """When the engine last made progress, or was last idle before a request."""
 
     @asynccontextmanager
     async def hold(self, num_tokens: int) -> AsyncIterator[None]:
-        """Wait until `num_tokens` fit, hold them for the body, give them back."""
+        """Wait until `num_tokens` fit, hold them during the body, then release them."""
         async with self._first:
             while not self._fits(num_tokens):
                 self._room.clear()
@@ -49,11 +49,11 @@ class InFlight:
             self._room.set()
 
     def heard(self) -> None:
-        """Note that something came that gives nothing back yet."""
+        """Note progress that releases nothing yet."""
         self._changed = time.monotonic()
 
     async def silence(self, seconds: float) -> None:
-        """Wait until something has been out for `seconds` in which nothing was given back."""
+        """Wait until requests have been in flight for `seconds` without any progress."""
         while (left := self._changed + seconds - time.monotonic()) > 0 or not self.requests:
             await asyncio.sleep(left if left > 0 else seconds)
 

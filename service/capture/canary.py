@@ -1,7 +1,7 @@
-"""A job's canary: its prompts go through the engine and the connector as rows do, and through transformers.
+"""A job's canary: runs prompts through the engine and connector, as rows are, and through transformers.
 
-The reference, transformers in a process of its own, may begin beside the start of the engine, because neither
-needs the other and both take a while.
+The reference, transformers in its own process, may run while the engine starts, because neither needs the
+other and both take a while.
 
 Imports torch: import it lazily.
 """
@@ -41,36 +41,38 @@ from service.store import Store, UnitLease, canaries
 logger = logging.getLogger(__name__)
 
 _EARLY_SHARE = 4
-"""Beside an engine that has not taken its memory yet, the reference may use a quarter of what is free.
+"""While the engine has not allocated its memory yet, the reference may use a quarter of the free memory.
 
-That is half of what it may use alone.
+That is half of what it may use otherwise.
 """
 
 
 class Canary:
-    """One job's canary, from the engine's start to the verdict. Leaving the block ends what still runs."""
+    """One job's canary, from the engine's start to the verdict. Leaving the context ends what is still
+    running.
+    """
 
     def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
-        """Begin nothing."""
+        """Store the arguments; nothing is started."""
         self._lease, self._store, self._settings = lease, store, settings
         self._reference: asyncio.Task[Reference] | None = None
         self._is_early = False
 
     async def __aenter__(self) -> Self:
-        """Do nothing before `begin_early`, or else `ensure`."""
+        """Do nothing: `begin_early` or `ensure` starts the canary."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Leave no process behind."""
+        """End the reference process, if it is running."""
         if self._reference is not None:
             self._reference.cancel()
             await asyncio.gather(self._reference, return_exceptions=True)
 
     async def begin_early(self, spec: EngineSpec, head: Head) -> None:
-        """Begin the reference beside the start of an engine for `spec`, if the canary is likely to run.
+        """Start the reference while an engine for `spec` starts, if the canary is likely to run.
 
-        Where these states passed on an engine before, this one's canary has most likely passed too, and the
-        reference would be in vain.
+        If a canary of these states has passed before, this engine's has most likely passed, too, and the
+        reference would be wasted.
         """
         if self._lease.skips_canary or await self._passed(canaries.states_digest(self._lease.identity)):
             return
@@ -82,13 +84,13 @@ class Canary:
         self._begin(spec, prompts, max_bytes)
 
     async def ensure(self, session: EngineSession, inspect: Callable[[], Awaitable[EngineSpec]]) -> None:
-        """Return at once if the canary is skipped or passed before; else run it and record that it passed.
+        """Return at once if the canary is skipped or has passed before; otherwise run it and record that it
+        passed.
 
         `inspect` reads the job's own model: the engine may have been started from another folder with the
-        same weights, which has changed since.
+        same weights, which may have changed since.
 
-        Raises StatesWrong naming the layer, EngineRefused where there is no reference, EngineDied,
-        WriteFailed.
+        Raises StatesWrong naming the layer, EngineRefused if there is no reference, EngineDied, WriteFailed.
         """
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
         digest = canaries.canary_digest(session.provenance(job_id, identity))
@@ -127,7 +129,7 @@ class Canary:
         max_bytes: int | None,
         dtype: Dtype | None = None,
     ) -> asyncio.Task[Reference]:
-        """Begin the reference, in the job's dtype if none is given."""
+        """Start the reference, in the job's dtype if none is given."""
         run = reference_states(
             spec.weights,
             prompts,
@@ -141,7 +143,7 @@ class Canary:
     async def _judge(
         self, spec: EngineSpec, prompts: Sequence[Sequence[int]], captured: States, expected: Reference
     ) -> tuple[LayerAgreement, ...]:
-        """Judge by the reference in the job's dtype, or else by the noise that rounding makes in it."""
+        """Judge by the reference in the job's dtype; if that fails, judge by its rounding noise."""
         identity = self._lease.identity
         layers = (identity.layer_ids, identity.num_layers, identity.dtype)
         bits = expected.activation_bits
@@ -159,7 +161,7 @@ class Canary:
                 raise wrong from error
 
     async def _capture(self, session: EngineSession, prompts: Sequence[Sequence[int]]) -> States:
-        """Capture `prompts` as a unit of their own and return their states."""
+        """Capture `prompts` as a separate unit and return their states."""
         lease, settings, link = self._lease, self._settings, session.link
         attempt_id = AttemptId(
             job_id=lease.attempt_id.job_id,
@@ -168,12 +170,12 @@ class Canary:
         )
         folder = attempt_folder(settings, attempt_id)
         plan = packed([_sample(row, ids) for row, ids in enumerate(prompts)])
-        # Uncompressed, whatever the job stores: the canary judges the capture.
+        # Uncompressed, whatever the job stores: the canary checks the capture, not the compression.
         identity = lease.identity.model_copy(update={"compression": "none"})
         try:
             await open_attempt(link, settings, session.opening(attempt_id, len(prompts), identity), plan)
             for row, ids in enumerate(prompts):
-                # One after the other, so that the last prompt's prefix is in the cache when it comes.
+                # One after the other, so that the last prompt finds its prefix in the cache.
                 ref = RowRef(attempt_id, row, len(ids))
                 prompt = Prompt(f"canary-{attempt_id.job_id}-{attempt_id.epoch}-{row}", tuple(ids), ref)
                 try:
@@ -185,7 +187,7 @@ class Canary:
             return await asyncio.to_thread(_read, folder, sealed, len(prompts))
         finally:
             await link.abandon(attempt_id)
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # or the sweeper
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # else the sweeper
 
 
 def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
@@ -199,7 +201,9 @@ def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
 
 
 def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> States:
-    """Raise WriteFailed if a sealed file cannot be read back, EngineDied if a prompt has no states."""
+    """Read the states back. Raises WriteFailed if a sealed file cannot be read, EngineDied if a prompt has no
+    states.
+    """
     states: list[dict[int, torch.Tensor]] = [{} for _ in range(num_prompts)]
     for receipt in receipts:
         if receipt.file is None:

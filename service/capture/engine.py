@@ -1,8 +1,8 @@
-"""The interface of an engine: what it can serve, its requests and its answers.
+"""The interface of an engine: its spec, requests and answers.
 
-vLLM implements it, and so does the tests' engine.
+It is implemented with vLLM and by the tests' fake engine.
 
-Durability is not part of an answer: it comes over the link, from the connector (`service.capture.link`).
+An answer says nothing about durability: the connector reports that over the link (`service.capture.link`).
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from service.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine is started for, and so what it holds.
+    """What an engine is started for, and thus what it has loaded.
 
-    `model_sha256` is the identity's digest of the model whose `weights` are loaded. `max_model_len` counts
-    tokens, the sampled one included; `longest_model_len` is the most that the model allows. `decode` asks
-    for rightly captured decode steps.
+    `model_sha256` is the identity's digest of the model whose `weights` are loaded. `max_model_len` is in
+    tokens and includes the sampled one; `longest_model_len` is the model's own maximum. `decode` means that
+    decode steps must be captured correctly.
     """
 
     weights: Path
@@ -36,9 +36,9 @@ class EngineSpec:
     longest_model_len: int | None = None
 
     def serves(self, identity: Identity) -> bool:
-        """Say whether a running engine of this spec captures the states that `identity` asks for.
+        """Return whether a running engine with this spec captures the states that `identity` asks for.
 
-        By what was loaded, whatever lies in the model's folder by now.
+        This depends on what was loaded, whatever is in the model's folder by now.
         """
         held = (self.model_sha256, self.dtype, self.layer_ids)
         asked = (identity.model_sha256(), identity.dtype, identity.layer_ids)
@@ -47,16 +47,16 @@ class EngineSpec:
 
 
 WITNESS_TOKENS = 16
-"""Enough to distinguish even rows that end in the same words, as chats do. vLLM gives 20 at most."""
+"""Enough to distinguish even rows that end in the same words, as chats do. vLLM returns at most 20."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request. `ref` names the row whose states are captured; without it nothing is.
+    """One request. `ref` names the row whose states are captured; without it, nothing is captured.
 
-    `generate` asks for an answer.
+    `generate` requests an answer.
 
-    `witness` asks for the `WITNESS_TOKENS` tokens that the engine holds most likely after the last token.
+    `witness` requests the `WITNESS_TOKENS` tokens that the engine finds most likely after the last token.
     """
 
     request_id: str
@@ -71,11 +71,11 @@ Ended = Literal["end", "stop", "length", "repeats"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The sampled tokens, and for a witness, the most likely tokens after the last token with a state.
+    """The sampled tokens and, for a witness, the most likely tokens after the last token that has a state.
 
-    Each of those has its log-probability; the most likely is first. `ended` says by what: a token that ends
-    a turn, which is the last of `token_ids`; a `stop` string; the most tokens that were asked for; or
-    `generate.repeats`.
+    `likely` is (token, log-probability), most likely first. `ended` is how the answer ended: "end", by a
+    token that ends a turn, which is the last of `token_ids`; "stop", by a `stop` string; "length", by the
+    maximum number of tokens; or "repeats", by `generate.repeats`.
     """
 
     token_ids: tuple[int, ...]
@@ -84,7 +84,7 @@ class Answer:
 
 
 class PromptRefused(ValueError):
-    """The engine will not take this prompt; the sample is rejected by this message and the unit goes on."""
+    """The engine refuses this prompt; the sample is rejected with this message and the unit continues."""
 
 
 class Engine(Protocol):
@@ -95,7 +95,7 @@ class Engine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Say whether requests can still be answered; an engine that died stays dead."""
+        """Return whether requests can still be answered; an engine that died stays dead."""
 
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         """Start and wait until every rank's connector has connected. Raises EngineRefused, EngineDied."""
@@ -107,4 +107,4 @@ class Engine(Protocol):
         """
 
     async def stop(self) -> None:
-        """Stop; nothing captured but not receipted survives. Harmless when not started."""
+        """Stop; what was captured without a receipt is lost. Harmless if not started."""

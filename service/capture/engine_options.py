@@ -1,4 +1,4 @@
-"""Which engine options and requests are refused: unknown names, and values that would spoil or lose rows.
+"""Refuses engine options and requests: unknown names, and values that would make rows wrong or lose them.
 
 Options are checked before the engine starts, so that a mistake costs a second instead of a start of minutes.
 """
@@ -39,7 +39,7 @@ OURS = {
     ),
     "override_generation_config": "leave it out: the job's 'generate' says how answers are drawn",
 }
-"""Options that Quarry sets by itself, and what to do instead."""
+"""Options that Quarry sets itself, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,12 @@ RULES = {
         ),
     ),
 }
-"""Options that have a value under which rows are wrong or missing."""
+"""Options that have values with which rows are wrong or missing."""
 
 STEP_STATE_BYTES = 2**30
-"""Most bytes of states in a step: the proposer stacks them in memory that the engine does not count."""
+"""Maximum bytes of states in a step: the proposer stacks them in memory that the engine does not
+account for.
+"""
 
 VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
@@ -154,15 +156,15 @@ VARIABLES = (
     "VLLM_ROCM_",
     "VLLM_USE_",
 )
-"""How variables begin that change which stream is captured, or how it is rounded. None of them is secret."""
+"""Prefixes of variables that change which stream is captured or how it is rounded. None of them is secret."""
 
 
 def check_engine_options(options: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise EngineRefused for the first option that cannot be honoured, with its name and what to do.
 
     Args:
-        options: the operator's, by the engine's own names.
-        known: every name that the installed engine takes.
+        options: the operator's options, by the engine's names.
+        known: every name that the installed engine accepts.
     """
     for name, value in options.items():
         if name in OURS:
@@ -177,12 +179,14 @@ def check_engine_options(options: Mapping[str, Any], known: Collection[str]) -> 
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a dataset's provenance names beside the engine's options."""
+    """Return the variables that a dataset's provenance records along with the engine's options."""
     return {name: value for name, value in sorted(environment.items()) if name.startswith(VARIABLES)}
 
 
 def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> None:
-    """Raise EngineRefused if the engine went a way of its own, and that way is wrong or has no end."""
+    """Raise EngineRefused if the engine chose settings with which rows are wrong or a prompt waits
+    forever.
+    """
     budget = engine.options["max_num_batched_tokens"]
     if not engine.options["chunked_prefill"] and isinstance(budget, int) and budget < max_model_len:
         raise _refused(
@@ -200,7 +204,7 @@ def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> No
 
 
 def check_generate(generate: Generate | None, engine: EngineInfo) -> None:
-    """Raise EngineRefused for answers that this engine does not draw as the request wants."""
+    """Raise EngineRefused if this engine cannot sample answers as requested."""
     if generate is not None and generate.temperature > 0 and engine.device == "cpu":
         raise EngineRefused(
             "vLLM's CPU build draws with a temperature, top_p and top_k read from memory that was never set",

@@ -1,4 +1,4 @@
-"""The engine and what its first unit needs, imported: seconds, which no start of a worker waits for."""
+"""Imports the engine and what its first unit needs; that takes seconds, so a worker's start does not wait."""
 
 import importlib
 from pkgutil import resolve_name
@@ -16,15 +16,16 @@ BROKEN_INSTALL = (
     TypeError,
     ValueError,
 )
-"""What an import raises of a package that is half there, or of a library that is cut or of another build."""
+"""What an import raises if a package is incomplete, or a library is truncated or of another build."""
 
 
 def import_engine(settings: Settings) -> None:
-    """Import what an engine and its first unit need; takes seconds once, so call it from a thread.
+    """Import what an engine and its first unit need. The first call takes seconds, so call it from a
+    thread.
 
-    Raises EngineDied where they cannot be imported: that is no job's fault.
+    Raises EngineDied if they cannot be imported, which is not the job's fault.
     """
-    # One order for every caller: two threads then never wait for each other.
+    # The same order for every caller, so that two threads never deadlock on import locks.
     try:
         resolve_name(settings.engine)
         importlib.import_module("service.capture.canary")

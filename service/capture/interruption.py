@@ -1,4 +1,4 @@
-"""Work that events may end before it is done."""
+"""Work that events may interrupt."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T | None:
-    """Return what `work` returns; none if one of `events` is set before, which ends the work."""
+    """Return the result of `work`, or None if one of `events` is set first, which cancels the work."""
     working = asyncio.create_task(work)
     tasks = [working, *(asyncio.create_task(event.wait()) for event in events)]
     try:

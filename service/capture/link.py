@@ -1,7 +1,7 @@
 """The service's end of the connector's socket: opens units, collects receipts, notices a vanished engine.
 
-Listens on a Unix socket in a folder of its own (mode 0700), whose path goes to the connector with the
-engine's start options. One connection a rank. Everything here runs on the worker's event loop.
+Listens on a Unix socket in a folder of its own (mode 0700), whose path is passed to the connector in the
+engine's start options. There is one connection per rank. Everything here runs on the worker's event loop.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ LINE_BYTES = 64 * 2**20
 """The longest line: a receipt of a unit with 65,536 rows is a few megabytes."""
 
 OPEN_TIMEOUT_S = 600.0
-"""How long a rank may take to open a unit: its writer ends the row first that it is at."""
+"""How long a rank may take to open a unit: its writer first finishes the row that it is writing."""
 
 ASK_S = 1.0
 
@@ -48,7 +48,7 @@ Receipt = UnitSealed | UnitFailed
 
 
 class _Attempt:
-    """What is awaited of one open attempt: every rank's readiness, then every rank's receipt."""
+    """What is awaited for one open attempt: every rank's readiness, then every rank's receipt."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -87,17 +87,17 @@ class EngineLink:
 
     @property
     def alive(self) -> bool:
-        """Say whether every connection that was made is still open."""
+        """Return whether every connection that was made is still open."""
         return self._lost is None
 
     async def listen(self) -> None:
-        """Begin to accept connector workers."""
+        """Start accepting connections from connector workers."""
         self._server = await asyncio.start_unix_server(self._serve, self.path, limit=LINE_BYTES)
 
     async def hello(self, timeout_s: float) -> tuple[Hello, ...]:
         """Return every rank's greeting, by rank.
 
-        Raises EngineDied if they do not all come in time.
+        Raises EngineDied if they do not all arrive in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -116,27 +116,28 @@ class EngineLink:
         attempt = self._attempts[order.attempt_id] = _Attempt(len(self._streams))
         await self._send(order)
         try:
-            # Not `wait_for`: before Python 3.12 it swallows a cancellation that comes with the answer.
+            # Not `wait_for`: before Python 3.12 it swallows a cancellation that arrives with the answer.
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(attempt.ready)
         except TimeoutError as error:
             raise EngineStuck(f"a writer did not open {order.attempt_id} within {timeout_s:.0f} s") from error
 
     async def skip(self, attempt_id: AttemptId, row: int) -> None:
-        """Say that `row` will not reach the engine."""
+        """Tell every rank that `row` will not reach the engine."""
         await self._send(SkipRow(attempt_id=attempt_id, row=row))
 
     async def abandon(self, attempt_id: AttemptId) -> None:
-        """Forget an attempt; harmless if every rank has ended it already."""
+        """Forget an attempt; harmless if every rank has already ended it."""
         attempt = self._attempts.pop(attempt_id, None)
         if attempt is not None:
             attempt.fail(EngineDied("the attempt was abandoned"))
             await self._send(AbandonUnit(attempt_id=attempt_id))
 
     async def receipts(self, attempt_id: AttemptId) -> tuple[Receipt, ...]:
-        """Wait for the receipts of every rank, in rank order, or for one that failed. Raises EngineDied.
+        """Wait for the receipts of all ranks, or for one of a failure; return those received, in rank order.
+        Raises EngineDied.
 
-        An attempt that a rank has still open stays until it is abandoned, also where the wait was cancelled.
+        An attempt that a rank still has open is kept until it is abandoned, also if the wait was cancelled.
         """
         attempt = self._attempts[attempt_id]
         try:
@@ -146,13 +147,13 @@ class EngineLink:
                 self._attempts.pop(attempt_id, None)
 
     async def ask_loads(self) -> None:
-        """Have each rank say once a second what it holds and has done; `LOADS` are the answers."""
+        """Ask each rank once a second for its load and totals; the answers are in `LOADS`."""
         while True:
             await self._send(AskLoad())
             await asyncio.sleep(ASK_S)
 
     async def close(self) -> None:
-        """Stop listening and let go of the connections."""
+        """Stop listening and close the connections."""
         if self._server is not None:
             self._server.close()
         for stream in self._streams.values():
@@ -162,7 +163,7 @@ class EngineLink:
 
     async def _send(self, message: ToConnector) -> None:
         for stream in list(self._streams.values()):
-            # A connection that broke is noticed by its reader, which fails every attempt.
+            # A broken connection is noticed by its reader, which fails every attempt.
             with contextlib.suppress(ConnectionError):
                 stream.write(line(message))
                 await stream.drain()
@@ -221,7 +222,7 @@ class EngineLink:
             attempt.opened.add(message.rank)
         else:
             attempt.receipts[message.rank] = message
-        # A rank that could not even open the unit has answered all the same: its receipt says why.
+        # A rank that could not open the unit has answered, too: its receipt says why.
         if len(attempt.opened | attempt.receipts.keys()) == attempt.num_ranks and not attempt.ready.done():
             attempt.ready.set_result(None)
         failed = isinstance(message, UnitFailed)
@@ -236,7 +237,7 @@ class EngineLink:
 
 
 def _user_of(writer: asyncio.StreamWriter) -> int:
-    """Return the user id of the process at a connection's other end, as the kernel noted it."""
+    """Return the user id of the process at the other end of a connection, as recorded by the kernel."""
     connection: socket.socket = writer.get_extra_info("socket")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)

@@ -1,8 +1,8 @@
-"""The capture loop of one worker process: leases units, keeps the engine full, commits what they become.
+"""The capture loop of one worker process: leases units, keeps the engine full, commits the results.
 
-Several units are held at once, so that one's verification and commit overlap the next one's forward passes:
-a unit whose rows the engine has answered makes room for another at once.
-A unit whose lease was lost is abandoned; its successor elsewhere has another epoch and another folder.
+Several units are held at once, so that one unit's verification and commit overlap the next one's forward
+passes: a unit makes room for another as soon as the engine has answered its rows. A unit whose lease was lost
+is abandoned; its successor elsewhere has another epoch and another folder.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Unit:
-    """A leased unit, until its attempt has ended."""
+    """A leased unit while its attempt lasts."""
 
     lease: UnitLease
     keeping: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -59,15 +59,15 @@ class _Unit:
     task: asyncio.Task[None] | None = None
     """None while its engine is being prepared."""
     commits: bool = False
-    """True while its commit is under way, which says itself whether the lease was lost."""
+    """True while its commit is in progress, which finds out itself whether the lease was lost."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once another owner has the unit, or its job was stopped."""
+    """Set once another worker has the unit, or its job was stopped."""
     needs_engine: bool = True
     """False once the engine has answered every row."""
     alone: bool = False
-    """No other unit is held beside it, so that an engine that dies says something of it."""
+    """Whether it runs without other units, so that the engine's death can be attributed to it."""
     session: EngineSession | None = None
-    """The engine that it runs on."""
+    """The engine session that it runs on."""
 
 
 class Capture:
@@ -82,7 +82,7 @@ class Capture:
         *,
         only_job: str | None = None,
     ) -> None:
-        """Lease nothing before `run`."""
+        """Store the arguments; units are leased by `run`."""
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._keeper = keeper
         self._captures = Role.CAPTURE in settings.roles
@@ -91,13 +91,13 @@ class Capture:
         self._renderers = Renderers(store, settings)
         self._units: dict[AttemptId, _Unit] = {}
         self._host: int | None = None
-        """The number of this worker's host, once the store was asked."""
+        """The number of this worker's host, once it was read from the store."""
         self._waits: str | None = None
-        """Why no unit is taken of jobs whose shards go when they are stored."""
+        """Why no units are leased of jobs whose local shards are removed once stored; None if they are."""
         self._last_job: str | None = None
-        """Of the unit leased last: the next one of the same job needs no other engine."""
+        """The job of the unit leased last: the next unit of the same job needs no other engine."""
         self.rested = False
-        """Whether this worker ended while it took no unit of a model, over which its engine dies."""
+        """Whether this worker ended while it refused units of a model on which its engine dies."""
         self.stop = asyncio.Event()
         self._at_once = asyncio.Event()
         self._room = asyncio.Event()
@@ -106,14 +106,15 @@ class Capture:
         """Set when the worker's row is out of date."""
 
     def stop_at_once(self) -> None:
-        """Stop, and give back what is in the engine too; end a drain that has begun."""
+        """Stop without draining: also give back the units that are in the engine."""
         self.stop.set()
         self._at_once.set()
 
     async def run(self) -> None:
-        """Serve units until stopped; without that role only wait, and not for one job.
+        """Serve units until stopped. Without the capture role, only wait until stopped, or return at once for
+        a single job.
 
-        Then let those in the engine end, give the others back, and stop the engine.
+        Then let the running units finish within `drain_s`, give the others back, and stop the engine.
         """
         ended = asyncio.Event()
         beating = asyncio.create_task(self._beat(ended))
@@ -121,7 +122,7 @@ class Capture:
             if not self._captures and self._only_job is None:
                 await self.stop.wait()
             while self._captures and not self.stop.is_set() and not await self._finished():
-                # Without a keeper every lease is lost in a while: better to end now, and loudly.
+                # Without a keeper every lease is lost sooner or later: better to fail now, and loudly.
                 self._keeper.check()
                 if not await self._serve_one():
                     await self._pause()
@@ -140,7 +141,7 @@ class Capture:
                     await self._engine.stop()
 
     async def _beat(self, ended: asyncio.Event) -> None:
-        """Say until the end that this worker is there; that its host is, where it captures nothing."""
+        """Record this worker's heartbeat until `ended`, or only its host's if it does not capture."""
         while not ended.is_set():
             try:
                 leases = [unit.lease for unit in self._units.values()]
@@ -161,7 +162,7 @@ class Capture:
             self._news.clear()
 
     async def _known_host(self) -> int:
-        """Raises what `host_of` raises."""
+        """Return the number of this worker's host. Raises what `host_of` raises."""
         if self._host is None:
             self._host = await asyncio.to_thread(host_of, self._store, self._settings)
         return self._host
@@ -182,7 +183,7 @@ class Capture:
         return job.progress.is_captured
 
     async def _serve_one(self) -> bool:
-        """Lease and start one unit if there is room; return whether there was one."""
+        """Lease and start one unit if there is room; return whether one was leased."""
         in_engine = sum(unit.needs_engine for unit in self._units.values())
         limit = self._settings.units_in_flight
         if in_engine >= limit or len(self._units) >= limit + self._settings.units_in_proof:
@@ -226,7 +227,7 @@ class Capture:
         return True
 
     def _keep(self, lease: UnitLease) -> _Unit:
-        """Keep a lease from now on; a unit that is lost is cancelled."""
+        """Keep a lease from now on; a lost unit is cancelled."""
         unit = self._units[lease.attempt_id] = _Unit(lease)
         unit.alone = lease.is_probe or lease.lone_deaths is not None
         loop = asyncio.get_running_loop()
@@ -266,12 +267,12 @@ class Capture:
     async def _engine_for(self, lease: UnitLease) -> EngineSession:
         """Return an engine that serves the lease's job, once its canary has passed.
 
-        Where another engine is needed, the units of the old one end first.
+        If another engine is needed, the units of the old one finish first.
         """
         session = self._engine.session
         if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
             return session
-        # Torch and the engine are imported beside the worker's start, which does not wait for them.
+        # The worker's start does not wait for the import of torch and the engine.
         await asyncio.to_thread(import_engine, self._settings)
         from service.capture.canary import Canary
 
@@ -307,12 +308,13 @@ class Capture:
             await self._supervised(unit, self._commit(unit, session, commit))
 
     async def _commit(self, unit: _Unit, session: EngineSession, commit: UnitCommit) -> None:
-        """Commit a proven unit, and move its files into the data folder if that is here.
+        """Commit a proven unit, and move its files into the data folder if that is on this host.
 
-        Waits for a store that is away, unless this worker stops. After a commit whose answer was lost, the
-        next try raises LeaseLost; its files are then moved by a sweep.
+        Retries while the store is unavailable, unless this worker is stopping. After a commit whose answer
+        was lost, the next try raises LeaseLost; a sweep then moves its files.
         """
-        # Its keeper may find the lease gone because the commit has ended it: the files must still be moved.
+        # The keeper may find that the lease is gone because the commit ended it: the files must still be
+        # moved.
         unit.commits = True
         while True:
             if not session.trusted:
@@ -330,12 +332,12 @@ class Capture:
         REJECTED.add(samples=len(commit.rejects))
         self._let_go(unit)
         if unit.lease.host != HOME:
-            return  # they go from there to the repository
+            return  # that host uploads them to the repository
         with writing(f"the files of unit {commit.attempt_id.unit}"):
             await asyncio.to_thread(land_unit, self._store, self._settings, commit)
 
     async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
+        """Return the result of `work`; whatever it raises ends only this attempt."""
         with attempt(f"unit {unit.lease.attempt_id}", **unit.lease.named()) as end:
             return await work
         if end.error is not None:
@@ -345,13 +347,13 @@ class Capture:
         return None
 
     async def _fail(self, unit: _Unit, error: QuarryError) -> None:
-        """Record why an attempt ended; the error's class decides what becomes of the unit and the job.
+        """Record why an attempt failed; the error's class decides what happens to the unit and the job.
 
         The death of an engine is counted once.
         """
         session = unit.session or self._engine.session
         if session is not None and isinstance(error, StatesWrong | EngineStuck):
-            # Before anything is waited for: units that run beside this one look at it before they commit.
+            # Before any await: other units on this engine check it before they commit.
             session.trusted = False
         lease, problem, attempts = unit.lease, error.problem(), self._settings.unit_attempts
         fail = partial(self._store.write, tasks.fail, lease, problem, error.outcome, attempts)
@@ -361,26 +363,28 @@ class Capture:
             session.spent = True
 
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
-            self._let_go(unit)  # else it is given back
+            self._let_go(unit)  # otherwise it is given back later
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
 
     def _record_death(self, unit: _Unit, error: EngineDied) -> None:
-        """Give a unit back whose engine died, and block what no worker takes any more; raises as both do."""
+        """Give back a unit whose engine died, and block jobs that no worker can capture any more; raises as
+        both do.
+        """
         lone = unit.session if unit.alone else None
         how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
         rest_s = self._settings.engine_rest_s
         for sickness in self._store.write(workers.engine_died, unit.lease, error, rest_s, **how):
-            with contextlib.suppress(NotFound, IllegalMove):  # it was deleted meanwhile, or has ended
+            with contextlib.suppress(NotFound, IllegalMove):  # the job was deleted meanwhile, or has ended
                 self._store.write(workers.block, sickness)
 
     async def _pause(self) -> None:
-        """Wait for room for a unit, for `stop`, or for the next look at the store."""
+        """Wait until there is room for a unit, `stop` is set, or it is time to poll the store."""
         await unless(asyncio.sleep(self._settings.poll_s), self.stop, self._room)
         self._room.clear()
 
     async def _give_back(self) -> None:
-        """Cancel what still runs and return its leases, so that nobody waits for them to expire."""
+        """Cancel what is still running and release its leases, so that nobody waits for them to expire."""
         held, running = list(self._units.values()), self._tasks()
         for task in running:
             task.cancel()

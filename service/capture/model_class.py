@@ -1,8 +1,8 @@
-"""Finds out in a child process what one of the engine's model classes can do.
+"""Finds out in a child process whether one of the engine's model classes can return states.
 
-In this process it is never loaded: that may initialize CUDA, after which a process can start no engine. The
-child takes as long as vLLM takes to be imported, so its answer is kept beside those that vLLM keeps of its
-own classes, until the class's file or the version of vLLM changes. Imports vllm: import it lazily.
+The class is never loaded in this process: that may initialize CUDA, after which a process cannot start an
+engine. The child takes as long as importing vLLM, so its answer is cached next to vLLM's own cache of its
+classes until the class's file or the version of vLLM changes. Imports vllm: import it lazily.
 """
 
 import hashlib
@@ -32,25 +32,25 @@ class ModelClass:
 
 
 def ask_model_class(module: str, name: str, decoder: str | None = None) -> ModelClass | None:
-    """Return what class `name` of `module` can do; none if it cannot be loaded here.
+    """Return what class `name` of `module` can do, or None if it cannot be loaded here.
 
     Raises RuntimeError if the child dies.
     """
     answer_file = _answer_file(module, name, decoder)
     with suppress(OSError, ValueError, TypeError):
         return ModelClass(**json.loads(answer_file.read_text()))
-    # The child ends with this process: nobody else would end it.
+    # The child dies with this process: nothing else would end it.
     with ProcessPoolExecutor(1, get_context("spawn"), die_with_parent, (os.getpid(),)) as child:
         answer = child.submit(load_model_class, module, name, decoder).result()
     if answer is not None:
-        # Where nothing can be kept, the next start asks again.
+        # If the answer cannot be cached, the next start asks again.
         with suppress(OSError), sealing(answer_file) as temporary:
             temporary.write_text(json.dumps(asdict(answer)))
     return answer
 
 
 def load_model_class(module: str, name: str, decoder: str | None) -> ModelClass | None:
-    """Load the class into the child, and ask it what the runners ask before they extract."""
+    """Load the class in the child, and check what the runners check before they extract."""
     from vllm.model_executor.models.interfaces import supports_eagle3
 
     try:

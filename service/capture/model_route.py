@@ -1,9 +1,9 @@
 """Which class computes a model's states: decided before the engine starts, and recorded in the manifest.
 
-First the engine's own class, if it can return states. Then ours (`connector.plugin`), which has the engine's
-kernels. Then the engine's Transformers backend. A model that none of them can run is refused.
+The order of preference: the engine's own class, if it can return states; ours (`connector.plugin`), which
+uses the engine's kernels; the engine's Transformers backend. A model that none of them can run is refused.
 
-A child process looks at the classes (`service.capture.model_class`). Imports vllm: import it lazily.
+A child process inspects the classes (`service.capture.model_class`). Imports vllm: import it lazily.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from service.errors import EngineRefused
 RouteKind = Literal["native", "plugin", "transformers"]
 
 PLUGIN = "quarry"
-"""Our entry point's name in vLLM's list of plug-ins."""
+"""The name of our entry point among vLLM's plug-ins."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """The class that will run, where it comes from, and the engine arguments that it needs."""
+    """The class that will run, its kind, and the engine arguments that it needs."""
 
     kind: RouteKind
     model_class: str
@@ -37,9 +37,10 @@ class ModelRoute:
 
 
 def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
-    """Return the route of the model that an engine is to be started for with these arguments.
+    """Return the route of the model for an engine that is to be started with these arguments.
 
-    Reads the model's config, no weights. Raises EngineRefused (`model`), ValueError as the engine would.
+    Reads the model's config but no weights. Raises EngineRefused (`model`), and ValueError as the engine
+    would.
     """
     config = AsyncEngineArgs(**arguments).create_model_config()
     route = registered_route(config.architecture) or _backend_route(config)
@@ -60,10 +61,11 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
 
 
 def _as_published(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
-    """Have the engine compute what the config says, whatever the longest sample of a job is.
+    """Make the engine follow the config whatever the length of a job's longest sample.
 
-    vLLM leaves the temperature of Llama 4's attention out where `max_model_len` is at most 32768, and a job's
-    is that of its samples: the states would not be those of the model that is served with its whole length.
+    vLLM omits Llama 4's attention temperature if `max_model_len` is at most 32768, and a job's
+    `max_model_len` follows from its samples: the states would differ from those of the model served at full
+    length.
     """
     wanted = getattr(config.hf_text_config, "attn_temperature_tuning", None)
     if not wanted or "attn_temperature_tuning" in config.try_get_generation_config():
@@ -72,7 +74,7 @@ def _as_published(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
 
 
 def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - as below
-    """Turn the prefix cache off where the engine has no kernel that copies recurrent states for it.
+    """Turn the prefix cache off if the engine has no kernel that copies recurrent states for it.
 
     The engine would fail on the first prompt. Raises EngineRefused if the operator asked for the cache.
     """
@@ -88,14 +90,14 @@ def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def registered_route(architecture: str) -> ModelRoute | None:
-    """Return the route by the class that the engine's registry names, if that can return states.
+    """Return the route for the class in the engine's registry, or None if that cannot return states.
 
-    A class that cannot be loaded here is left to the engine, which refuses by itself.
+    A class that cannot be loaded here is left to the engine, which refuses it.
     """
     known = ModelRegistry.models.get(architecture)
     module = getattr(known, "module_name", None)
     if module is None:
-        # A class that was registered as such, by another plug-in; or a name that the engine rewrites.
+        # Another plug-in registered a class object, or the engine rewrites the name.
         return ModelRoute("native", getattr(getattr(known, "model_cls", None), "__name__", architecture))
     name = known.class_name
     if module == CLASSES:
@@ -119,7 +121,7 @@ def _carried_route(name: str) -> ModelRoute | None:
 
 
 def _backend_route(config: Any) -> ModelRoute | None:  # noqa: ANN401 - the engine's ModelConfig
-    """Return the route by the engine's Transformers backend; none if that cannot run the model."""
+    """Return the route for the engine's Transformers backend, or None if that cannot run the model."""
     from transformers import MODEL_MAPPING
 
     if type(config.hf_config) not in MODEL_MAPPING:

@@ -1,4 +1,4 @@
-"""The errors of failed and of missing receipts; they decide what becomes of the unit."""
+"""The errors for failed and missing receipts; they decide what happens to the unit."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -17,9 +17,10 @@ ERRORS: dict[str, type[QuarryError]] = {
 
 
 async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) -> tuple[Receipt, ...]:
-    """Wait for the receipts of rows that were all answered: that of a lost row would never come.
+    """Wait for the receipts once all rows were answered: if a row was lost, its receipt would never
+    arrive.
 
-    Raises EngineDied, and EngineStuck if none comes in time.
+    Raises EngineDied, and EngineStuck if they do not arrive in time.
     """
     try:
         async with asyncio.timeout(timeout_s):  # see `EngineLink.open`
@@ -30,7 +31,7 @@ async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) ->
 
 
 def silent(seconds: float) -> EngineStuck:
-    """Return the error of an engine that holds requests and answers none."""
+    """Return the error for an engine that holds requests and answers none."""
     return EngineStuck(
         f"the engine holds requests, and has answered none for {seconds:.0f} s",
         cure="see the engine's log and the disk; if one answer takes as long, raise QUARRY_ENGINE_SILENCE_S",

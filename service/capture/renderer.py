@@ -1,6 +1,6 @@
-"""Renders and reads conversations while the engine answers them, in a child that may be killed.
+"""Renders and parses conversations while the engine answers them, in a child process that may be killed.
 
-One child a job. What it says is checked: it runs what a stranger wrote.
+There is one child per job. Its answers are checked, since it runs untrusted templates.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from service.store import Store, UnitLease, jobs
 
 Message = Mapping[str, Any]
 PARSER_BYTES = 2**33
-"""Address space for vLLM, whose parsers the child may import."""
+"""Extra address space for vLLM, whose parsers the child may import."""
 
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation as far as it was answered: its messages, the job's tools for it, its `mix` entry."""
+    """A conversation so far: its messages, the job's tools for it, its `mix` entry."""
 
     tools: list[Message] | None
     entry: str | None
@@ -40,9 +40,9 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An answer as a message of its conversation; `fault` says what is wrong with its calls, or nothing.
+    """An answer parsed into a message; `fault` says what is wrong with its calls, or is empty.
 
-    `lost` are the special tokens that its text does not have.
+    `lost` names the special tokens that are missing from its text.
     """
 
     message: dict[str, Any]
@@ -51,7 +51,7 @@ class Reading:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing but white space, and calls nothing."""
+        """Whether it has only white space, no reasoning and no calls."""
         return not (
             self.message.get("content", "").strip() or self.calls or "reasoning_content" in self.message
         )
@@ -66,7 +66,7 @@ class Renderer:
     """The child of one job. Its methods raise RejectedError, TemplateRefused, OptionRefused, PlanningDied."""
 
     def __init__(self, lease: UnitLease, request: ExtractRequest, settings: Settings) -> None:
-        """Start it and wait until it is ready. Blocks. Raises IdentityChanged too."""
+        """Start the child and wait until it is ready. Blocks. Also raises IdentityChanged."""
         self._thread = ThreadPoolExecutor(1, "renders")
         self._error: QuarryError | None = None
         """Why the child has ended."""
@@ -90,11 +90,11 @@ class Renderer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether another one must be started."""
+        """Whether another child must be started."""
         return self._error is not None
 
     async def prompt(self, talk: Talk) -> npt.NDArray[np.int32]:
-        """Return the token ids, int32 `[T]`, that the next turn answers to."""
+        """Return the token ids, int32 `[T]`, of the prompt for the next turn."""
         (length, *_), body = await self._ask("prompt", talk.messages, talk.tools, talk.entry)
         return _ids(length, body)
 
@@ -103,7 +103,8 @@ class Renderer:
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return token ids and loss mask, `[T]`, of a conversation up to its last supervised token.
 
-        All answers are supervised, or the last; a mark behind one only if it `ends` by it.
+        All answers are supervised, or only the last; the end mark of an answer only if `ends` says it ended
+        with it.
         """
         conversation = talk.messages, talk.tools, talk.entry
         (length, *_), body = await self._ask("rendered", *conversation, ends, last_only)
@@ -112,7 +113,7 @@ class Renderer:
         return ids, mask
 
     async def is_prompt(self, token_ids: Sequence[int], talk: Talk) -> bool:
-        """Say whether tokens read as the prompt of the next turn does."""
+        """Return whether the tokens decode to the prompt of the next turn."""
         conversation = talk.messages, talk.tools, talk.entry
         values, _ = await self._ask("is prompt", list(token_ids), *conversation)
         match values:
@@ -123,9 +124,9 @@ class Renderer:
     async def read(
         self, before: Sequence[int], token_ids: Sequence[int], talk: Talk, *, is_stopped: bool
     ) -> Reading:
-        """Return what an answer says, behind the last tokens `before` it.
+        """Parse an answer; `before` are the last tokens before it.
 
-        One that `is_stopped` ends with a `stop` string, which goes.
+        If `is_stopped`, it ends with a `stop` string, which is removed.
         """
         said = list(before), list(token_ids)
         values, _ = await self._ask("read", *said, talk.tools, talk.entry, is_stopped)
@@ -141,8 +142,8 @@ class Renderer:
         self._child.close()
 
     async def _ask(self, kind: str, *arguments: object) -> tuple[list[Any], bytes]:
-        # In a thread of its own: a slow template holds up nobody else. A caller that is cancelled leaves its
-        # question there, whose answer is taken before the next one is asked.
+        # In a thread of its own, so that a slow template delays nobody else. A cancelled caller's question
+        # stays there, and its answer is read before the next question is asked.
         asked = partial(self._asked, kind, *arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, asked)
 
@@ -155,7 +156,7 @@ class Renderer:
             self._error = error
             self._child.close()
             raise
-        except OSError as error:  # it was closed meanwhile
+        except OSError as error:  # closed meanwhile
             raise PlanningDied("the renderer was closed") from error
         match answer:
             case ["rejected", str(reason), str(detail)] if reason in REASONS:
@@ -166,15 +167,17 @@ class Renderer:
 
 
 class Renderers:
-    """Those of the jobs whose units this worker holds."""
+    """The renderers of the jobs whose units this worker holds."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
-        """Begin with none."""
+        """Start without any."""
         self._store, self._settings = store, settings
         self._of_jobs: dict[str, Renderer] = {}
 
     async def of(self, lease: UnitLease) -> Renderer:
-        """Return the renderer of a job, which is started first. Raises as it does, StoreUnavailable."""
+        """Return the renderer of a job, starting it if needed. Raises as `Renderer` does, and
+        StoreUnavailable.
+        """
         self._of_jobs = {job_id: one for job_id, one in self._of_jobs.items() if not one.has_ended}
         if lease.job_id not in self._of_jobs:
             started = await asyncio.to_thread(self._start, lease)
@@ -187,7 +190,7 @@ class Renderers:
         return Renderer(lease, self._store.read(jobs.request, lease.job_id), self._settings)
 
     def keep(self, job_ids: Collection[str]) -> None:
-        """End those of other jobs."""
+        """End the renderers of all other jobs."""
         for job_id in self._of_jobs.keys() - set(job_ids):
             self._of_jobs.pop(job_id).close()
 

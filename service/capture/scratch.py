@@ -1,4 +1,4 @@
-"""The disk under shards that go when the job's repository has them: how much of it may be taken."""
+"""Limits the disk space of shards that are removed once the job's repository has them."""
 
 import socket
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ from service.store import HOME, Store, UnitLease, storing
 
 
 def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease], host: int) -> str | None:
-    """Say for what such jobs wait where `QUARRY_SCRATCH_BYTES` are taken; from a half on, hasten uploads.
+    """Return what such jobs wait for if `QUARRY_SCRATCH_BYTES` are used; from half of that on, hasten
+    uploads.
 
-    Units in flight count as much as they may take. Raises StoreUnavailable.
+    Units in flight count with their maximum size. Raises StoreUnavailable.
     """
     if settings.scratch_bytes is None:
         return None

@@ -1,4 +1,4 @@
-"""An engine session: a started engine with everything that lives as long as it does.
+"""An engine session: a started engine and everything with the same lifetime.
 
 A worker has at most one session. It starts another when a job needs another engine.
 """
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def spec_for(lease: UnitLease, settings: Settings) -> EngineSpec:
-    """Return what a job needs of an engine, from the model as it is now. Raises as `EngineSlot.inspect` does.
+    """Return the engine spec that a job needs, from the current model. Raises as `EngineSlot.inspect`
+    does.
 
-    The length is rounded up to a power of two, so that jobs can share one.
+    The length is rounded up to a power of two, so that jobs can share an engine.
     """
     identity = lease.identity
     target = planned_target(identity, lease.model, settings)
@@ -54,28 +55,31 @@ class EngineSession:
     link: EngineLink
     head: "Head"
     trusted: bool = True
-    """False once the engine gave wrong states, which its prefix cache may hold and give again, or is stuck.
+    """False once the engine gave wrong states, which its prefix cache may hold and return again, or is
+    stuck.
 
-    Nothing that it captured is committed from then on.
+    From then on, nothing that it captured is committed.
     """
     proven: bool = False
     """Whether a canary passed on this engine."""
     spent: bool = False
-    """Set once it died or was given up: it serves no more, and what else it ends counts no further death."""
+    """Set once it died or was given up: it serves no further units, and other units that fail with it do not
+    count as further deaths.
+    """
     has_captured: bool = False
     """Whether a unit that it captured was committed."""
 
     @property
     def alive(self) -> bool:
-        """Say whether engine and connector both still answer; either may die first."""
+        """Return whether engine and connector both still answer; either may die first."""
         return self.engine.alive and self.link.alive
 
     def serves(self, identity: Identity) -> bool:
-        """Say whether states of `identity` can be captured on this engine as it is."""
+        """Return whether states of `identity` can be captured on this engine as it is."""
         return self.trusted and not self.spent and self.spec.serves(identity) and self.alive
 
     def provenance(self, job_id: str, identity: Identity) -> Provenance:
-        """Return what made the dataset, and of what."""
+        """Return the provenance of states captured on this engine."""
         return Provenance(
             job_id=job_id,
             identity=identity,
@@ -88,7 +92,8 @@ class EngineSession:
     def opening(self, attempt_id: AttemptId, num_rows: int, identity: Identity) -> OpenUnit:
         """Return the message that opens an attempt in the connector.
 
-        Raises IdentityChanged if the engine holds another model than `identity` names.
+        Raises IdentityChanged if the engine holds another model or captures other layers than `identity`
+        names.
         """
         if not self.spec.serves(identity):
             job_id = attempt_id.job_id
@@ -113,12 +118,12 @@ class EngineSlot:
         """Stops the engine, then closes its link."""
 
     async def inspect(self, lease: UnitLease) -> EngineSpec:
-        """Return what a unit's engine is started for, from the model as it is now.
+        """Return the spec of the engine that a unit needs, from the current model.
 
-        Reads all of a local model, and downloads the weights of another.
+        Reads all of a local model, or downloads the weights of a remote one.
 
-        Raises IdentityChanged, UnknownModel, HubUnavailable; EngineDied where this host, which is not the
-        planner's, has no such model: that is no job's fault.
+        Raises IdentityChanged, UnknownModel, HubUnavailable; EngineDied if this host is not the planner's and
+        does not have the model, which is not the job's fault.
         """
         try:
             return await asyncio.to_thread(spec_for, lease, self._settings)
@@ -130,7 +135,7 @@ class EngineSlot:
             raise EngineDied(detail, cure=cure) from error
 
     async def check_unchanged(self, lease: UnitLease) -> None:
-        """Look at a local model again; a commit of the Hub does not change. Raises as `inspect` does."""
+        """Inspect a local model again; a commit on the Hub does not change. Raises as `inspect` does."""
         if is_local_model(lease.model):
             await self.inspect(lease)
 
@@ -142,9 +147,9 @@ class EngineSlot:
         return await asyncio.to_thread(Head.load, spec.weights, spec.dtype)
 
     async def start(self, lease: UnitLease, spec: EngineSpec, head: "Head") -> EngineSession:
-        """Start an engine that was prepared. Raises EngineRefused, EngineDied.
+        """Start a prepared engine.
 
-        IdentityChanged if the model was changed meanwhile.
+        Raises EngineRefused, EngineDied, and IdentityChanged if the model was changed meanwhile.
         """
         engine: Engine = resolve_name(self._settings.engine)()
         link = EngineLink()

@@ -1,4 +1,4 @@
-"""What a worker that captures says of itself in its row."""
+"""The status that a capturing worker writes to its row."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from service.store import UnitLease
 
 
 def status(settings: Settings, session: EngineSession | None, leases: Sequence[UnitLease]) -> WorkerStatus:
-    """Return the status of a worker with an engine, or none, that holds these units."""
+    """Return the status of a worker that holds these units, with or without an engine."""
     engine = None if session is None else f"{session.engine.info.name} {session.engine.info.version}"
     return WorkerStatus(
         version=version("eagle-quarry"),

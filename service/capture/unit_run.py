@@ -1,6 +1,7 @@
-"""One attempt at one unit: from its plan through the engine to proven files and the commit that names them.
+"""One attempt at one unit: from its plan, through the engine, to proven files and the commit that names
+them.
 
-Runs on the worker's event loop; disk and checks go to threads. Whatever goes wrong raises one of
+Runs on the worker's event loop; disk access and checks run in threads. Failures raise errors of
 `service.errors`; the next attempt, or the sweeper, removes the attempt's files.
 """
 
@@ -44,23 +45,23 @@ class UnitRun:
         on_answered: Callable[[], None] = lambda: None,
         renderers: Renderers | None = None,
     ) -> None:
-        """Do nothing before `run`; `on_answered` is called when the engine has answered every row.
+        """Store the arguments; `on_answered` is called when the engine has answered every row.
 
-        `renderers` are needed where rows are held against their conversations.
+        `renderers` is needed if rows are checked against their conversations.
         """
         self._on_answered = on_answered
         self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
         self._attempt_id = lease.attempt_id
         self._renderers = renderers
         self._answering: Answering | None = None
-        """Where the target still has to answer."""
+        """Set if the target still has to answer."""
         self._witnesses: dict[int, Witness] = {}
         self._skipped: set[int] = set()
         self._rejects: list[RejectView] = []
         self._plan = PLAN_SCHEMA.empty_table()
 
     async def run(self) -> UnitCommit:
-        """Capture, verify, and return what there is to commit.
+        """Capture and verify the unit; return the commit.
 
         On cancellation the connector forgets the attempt.
         """
@@ -88,7 +89,7 @@ class UnitRun:
         return commit
 
     async def _capture(self) -> tuple[UnitSealed, ...]:
-        """Run every row and wait for the receipts; a failed receipt or a silent engine ends the rows."""
+        """Run every row and wait for the receipts; stop early on a failed receipt or a silent engine."""
         receipts = asyncio.create_task(self._session.link.receipts(self._attempt_id))
         rows = asyncio.create_task(self._run_rows())
         silence = asyncio.create_task(self._budget.silence(self._settings.engine_silence_s))
@@ -113,14 +114,14 @@ class UnitRun:
                 for rows in self._conversations():
                     group.create_task(self._run_rows_of(rows))
         except* QuarryError as errors:
-            # Raised below: before Python 3.11.4 an error that is raised here comes out in a group again.
+            # Raised below: before Python 3.11.4 an error raised here is wrapped in a group again.
             first = errors.exceptions[0]
         if first is not None:
             raise first
         self._on_answered()
 
     def _conversations(self) -> list[list[int]]:
-        """Return the plan's rows, those of one conversation together."""
+        """Return the plan's rows, grouped by conversation."""
         groups: list[list[int]] = []
         in_turns = self._answering is not None and "turn" in self._plan.column_names
         turns = self._plan["turn"].to_pylist() if in_turns else [0] * self._plan.num_rows
@@ -145,7 +146,7 @@ class UnitRun:
         meters.PREFILLED.add(samples=len(written), tokens=sum(len(row.ids) for row in written))
 
     async def _prefill(self, row: int) -> None:
-        """Run a row whose tokens are all known."""
+        """Capture a row whose tokens are all known."""
         token_ids = tuple(self._plan["input_ids"][row].values.to_numpy().tolist())
         name, ref = row_name(self._attempt_id, row), RowRef(self._attempt_id, row, len(token_ids))
         async with self._budget.hold(len(token_ids)):
@@ -170,7 +171,7 @@ class UnitRun:
         self._rejects.append(RejectView(reason=reason, detail=detail, **planned))
 
     def _verify(self, order: OpenUnit, sealed: Sequence[UnitSealed]) -> UnitCommit:
-        """Check the sealed files against plan and model, write their index, and return what to commit."""
+        """Check the sealed files against plan and model, write their index, and return the commit."""
         folder, answering = attempt_folder(self._settings, self._attempt_id), self._answering
         if answering is not None:
             self._witnesses = answering.witnesses
@@ -188,10 +189,10 @@ class UnitRun:
             for reject in receipt.rejected:
                 self._reject(reject.row, reject.reason, reject.detail)
         shards = shard_entries(self._attempt_id, sealed, proof.sha256s)
-        # A sample that the engine or the checks of its states rejected is not tried again by the next run.
+        # Samples rejected by the engine or by the checks of their states are not tried again by the next run.
         hashed = "content_hash" in self._plan.column_names
         hashes = b"".join(self._plan["content_hash"].to_pylist()) if hashed else b""
-        # The rows are those that were proven: the files are not read again.
+        # The rows are those read by the proof: the files are not read again.
         rows = {entry.path: proof.rows[rank] for entry, rank in zip(shards, proof.rows, strict=True)}
         index, counts, plan = None, Counter[int](), b""
         if rows:
@@ -221,7 +222,7 @@ class UnitRun:
 def shard_entries(
     attempt_id: AttemptId, sealed: Sequence[UnitSealed], sha256s: Mapping[int, str]
 ) -> tuple[ShardEntry, ...]:
-    """Return what is committed of the files that were written, in rank order."""
+    """Return the entries of the files that were written, in rank order."""
     return tuple(
         ShardEntry(
             path=shard_path(attempt_id.job_id, attempt_id.unit, receipt.rank, len(sealed)),

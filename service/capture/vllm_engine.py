@@ -13,10 +13,11 @@ from typing import Any
 
 from connector.plugin import CAPTURES
 
-# Read by vLLM. A service that handles others' data stays silent.
+# Read by vLLM. A service that handles other people's data sends no usage statistics.
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# Whatever the operator says: a forked engine would inherit this process's signal handling, so that the signal
-# that stops it stops the worker, and locks that threads of this process hold forever.
+# Overrides the operator's value: a forked engine would inherit this process's signal handling, so that the
+# signal that stops it would stop the worker, and locks that this process's threads held, which would never be
+# released.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 os.environ[CAPTURES] = "1"
 
@@ -48,12 +49,12 @@ from service.errors import EngineDied, EngineRefused
 from service.settings import Settings
 
 USAGE = UsageContext.LLM_CLASS
-"""AsyncLLM's own context has no batch sizes for its device, only the library's small ones."""
+"""AsyncLLM's own context has no batch sizes per device, only the library's small defaults."""
 STOP_TIMEOUT_S = 30.0
-"""How long the engine's processes may take to end; by then every unit was receipted or abandoned."""
+"""How long the engine's processes may take to end; every unit has a receipt or was abandoned by then."""
 
 FINISHED_WELL: Mapping[str | None, Ended] = {"stop": "end", "length": "length", "repetition": "repeats"}
-"""vLLM's reasons; a `stop` string has the first one too."""
+"""vLLM's finish reasons; a `stop` string also has the first one."""
 
 
 class VllmEngine:
@@ -61,23 +62,25 @@ class VllmEngine:
 
     info: EngineInfo
     connector_module = "connector.hidden_states"
-    """Where vLLM finds `HiddenStatesConnector`; a subclass names another to measure or to plant faults."""
+    """Where vLLM finds `HiddenStatesConnector`; subclasses use another module to measure or to inject
+    faults.
+    """
 
     def __init__(self) -> None:
-        """Hold nothing until `start`."""
+        """Start without an engine."""
         self._llm: AsyncLLM | None = None
         self._start: VllmStart[AsyncLLM] | None = None
 
     @property
     def alive(self) -> bool:
-        """Ask the front end, which learns of the core's death by its process."""
+        """Return whether the front end is healthy; it watches the core's process."""
         return self._llm is not None and not self._llm.errored
 
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
-        """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
+        """Start vLLM; this takes seconds for a tiny model on a CPU, minutes for a large one."""
         known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         check_engine_options(settings.engine_options, known)
-        # Read by the CPU build alone, in the core's process; an operator's own value is kept.
+        # Read only by the CPU build, in the core's process; an operator's own value is kept.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
         arguments = engine_arguments(spec, settings, link, self.connector_module)
         try:
@@ -88,10 +91,10 @@ class VllmEngine:
                 llm = await self._start.built()
             self._llm = llm
         except ValueError as error:
-            # vLLM's own reading of the configuration: it would fail again.
+            # vLLM rejects the configuration: it would do so again.
             raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
         except (AttributeError, LookupError, TypeError, AssertionError, ImportError) as error:
-            # A configuration that this version's code does not foresee: no other start would go better.
+            # This version's code cannot handle the configuration: another start would fail, too.
             what = f"vLLM refuses {spec.weights.name}: {type(error).__name__}: {error}"
             cure = "take another model: docs/architectures.md says which architectures were run"
             raise EngineRefused(what, field="model", cure=cure) from error
@@ -124,7 +127,7 @@ class VllmEngine:
                 "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
                 "model_class": route.model_class,
                 "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
-                # Any of them may change the rounding. A digest, since one of them may hold a token.
+                # Any option may change the rounding. A digest, since an option may hold a token.
                 "operator_options_sha256": canonical_sha256(settings.engine_options),
                 "prefix_caching": bool(config.cache_config.enable_prefix_caching),
                 "quantization": config.model_config.quantization,
@@ -159,20 +162,20 @@ class VllmEngine:
         return _answer(last, witness=prompt.witness)
 
     async def stop(self) -> None:
-        """End the engine's processes, also those of a start that was cancelled."""
+        """End the engine's processes, including those of a cancelled start."""
         if self._start is not None:
             start, self._start = self._start, None
             self._llm = await start.end()
         if self._llm is not None:
             llm, self._llm = self._llm, None
             if llm.output_handler is not None:
-                # It would report the end of the core as a crash.
+                # It would report the core's exit as a crash.
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
 
 
 def build_llm(arguments: dict[str, Any]) -> AsyncLLM:
-    """Start vLLM with AsyncEngineArgs' keywords; blocks until its processes are ready."""
+    """Start vLLM with keyword arguments of AsyncEngineArgs; blocks until its processes are ready."""
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=USAGE)
 
 
@@ -182,9 +185,9 @@ def engine_arguments(
     link: EngineLink,
     connector_module: str = VllmEngine.connector_module,
 ) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keywords for a spec.
+    """Return the keyword arguments of AsyncEngineArgs for a spec.
 
-    The operator's `engine_options` come last, but never the capture's own.
+    The operator's `engine_options` override defaults, but never the capture's own options.
     """
     step_tokens = STEP_STATE_BYTES // state_bytes(1, len(spec.layer_ids), spec.hidden_size, spec.dtype)
     defaults, _ = AsyncEngineArgs.get_batch_defaults(settings.tensor_parallel_size)
@@ -192,9 +195,9 @@ def engine_arguments(
         "model": str(spec.weights),
         "dtype": spec.dtype,
         "max_model_len": spec.max_model_len,
-        # Stop strings need the detokenizer; prefill alone does not.
+        # Stop strings need the detokenizer; prefill does not.
         "skip_tokenizer_init": not spec.decode,
-        # Prompts are token ids, so no place is kept for images by a model that also sees.
+        # Prompts are token ids, so a multimodal model need not reserve space for images.
         "language_model_only": True,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "disable_log_stats": settings.worker_metrics_port is None,
@@ -221,14 +224,15 @@ def engine_arguments(
     if settings.gpu_memory_utilization is not None:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     if spec.decode:
-        # V1's runner takes wrong tokens after a repeated one when this method decodes so. V2's does not by
-        # its code, but has not run: who wants it there asks for it, and `check_started` looks.
+        # With asynchronous scheduling and this method, the V1 runner decodes wrong tokens after a repeated
+        # one. By its code the V2 runner does not, but that is untested: an operator may opt in, and
+        # `check_started` checks.
         arguments.setdefault("async_scheduling", False)
     return arguments
 
 
 def sampling_parameters(prompt: Prompt) -> SamplingParams:
-    """Return the request's sampling parameters: one greedy token, or the answer that the request wants."""
+    """Return the request's sampling parameters: for one greedy token, or for the requested answer."""
     extra = {"kv_transfer_params": prompt.ref.params()} if prompt.ref is not None else None
     common: dict[str, Any] = {
         "extra_args": extra,
@@ -257,7 +261,9 @@ def _repetition(generate: Generate) -> RepetitionDetectionParams | None:
 
 
 def _answer(output: RequestOutput, *, witness: bool) -> Answer:
-    """Take the sampled tokens, and the most likely ones at the last position with their log-probabilities."""
+    """Return the sampled tokens and the most likely tokens at the last position with their
+    log-probabilities.
+    """
     completion = output.outputs[0]
     token_ids = tuple(completion.token_ids)
     ended = FINISHED_WELL[completion.finish_reason]
@@ -266,6 +272,6 @@ def _answer(output: RequestOutput, *, witness: bool) -> Answer:
     if not witness or not completion.logprobs:
         return Answer(token_ids, ended=ended)
     likely = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1].logprob)
-    # The sampled token is among them even where it is less likely.
+    # vLLM adds the sampled token even if it is less likely.
     witnessed = tuple((int(token), float(at.logprob)) for token, at in likely[:WITNESS_TOKENS])
     return Answer(token_ids, witnessed, ended)

@@ -1,8 +1,8 @@
-"""vLLM's start, which takes minutes, in a thread: it can be ended before it is over.
+"""Runs vLLM's start, which takes minutes, in a thread, so that it can be cut short.
 
-vLLM has no call for that: its core reacts to a signal only once it has loaded the model. So the processes
-that were started meanwhile are killed, and the thread that waits for them ends by vLLM's own error. They hold
-nothing yet: no row is captured before an engine has started.
+vLLM has no API for that: its core reacts to a signal only once it has loaded the model. So the processes
+started meanwhile are killed, and the thread that waits for them ends with vLLM's own error. Nothing is lost:
+no row is captured before an engine has started.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import psutil
 logger = logging.getLogger(__name__)
 
 OUR_CHILDREN = "quarry-"
-"""What the names of this process's own children begin with."""
+"""Prefix of the names of this process's own children."""
 POLL_S = 0.1
 
 T = TypeVar("T")
@@ -27,16 +27,16 @@ class VllmStart(Generic[T]):
     """One call of `build` in a thread. Used from one event loop."""
 
     def __init__(self, build: Callable[[], T]) -> None:
-        """Begin at once."""
+        """Start `build` at once."""
         self._before = {child.pid for child in multiprocessing.active_children()}
         self._building = asyncio.ensure_future(asyncio.to_thread(build))
 
     async def built(self) -> T:
-        """Wait for what `build` returns; raise what it raises. Being cancelled does not end the thread."""
+        """Wait for the result of `build`; raise what it raises. Cancellation does not end the thread."""
         return await asyncio.shield(self._building)
 
     async def end(self) -> T | None:
-        """End it, and return when it has ended; what was built all the same is returned."""
+        """End the start and wait until it has ended; return the result if it was built anyway."""
         while not self._building.done():
             for child in multiprocessing.active_children():
                 if child.pid not in self._before and not child.name.startswith(OUR_CHILDREN):
@@ -47,7 +47,7 @@ class VllmStart(Generic[T]):
 
 
 def _kill_tree(pid: int | None) -> None:
-    """Kill a process and all that it started; some may end meanwhile."""
+    """Kill a process and all its descendants; some may end meanwhile."""
     assert pid is not None, "an active child has been started"  # noqa: S101 - None would be this process
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
