@@ -1,4 +1,4 @@
-"""The store: every table and every statement, behind verbs. It is the queue, and all that processes share."""
+"""The store: every table and statement, behind functions ("verbs"). It is the queue and all shared state."""
 
 from service.store.database import Store, Transaction
 from service.store.values import (

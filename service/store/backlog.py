@@ -1,4 +1,4 @@
-"""What waits for a worker, and what workers have had for how long."""
+"""How long tasks have waited for a worker, and how long workers have held theirs."""
 
 from datetime import timedelta
 
@@ -11,17 +11,17 @@ from service.store.values import TaskKind, TaskState
 
 
 def runnable(tx: Transaction) -> dict[TaskKind, float]:
-    """Return the longest time for which nothing has happened in a job of which a worker may take a task.
+    """Return the longest time since anything happened in a job that has a task for a worker to take.
 
-    In seconds, by the kind of task; 0 where no job waits, and for reports of jobs that have ended.
+    In seconds, by kind of task; 0 if no job waits, and always for webhook reports.
     """
     ages = dict.fromkeys(TaskKind, 0.0)
     for kind, policy in POLICIES.items():
-        if policy.few:  # of jobs in which nothing happens any more
+        if policy.few:  # webhook reports, whose jobs may have ended
             continue
         due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.now)
         waits = and_(TASK.c.state == TaskState.PENDING, due)
-        # Its owner died without a word.
+        # Its owner died without releasing it.
         expired = and_(TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.now)
         of_job = TASK.c.job_id == JOB.c.id, TASK.c.kind == kind
         last = select(func.min(JOB.c.updated_at)).where(JOB.c.state.in_(policy.job_states))
@@ -33,8 +33,8 @@ def runnable(tx: Transaction) -> dict[TaskKind, float]:
 
 
 def leased(tx: Transaction) -> dict[tuple[TaskKind, str], float]:
-    """Return the age in seconds of the oldest lease of each kind of task that each owner has."""
-    # Word for word as in the condition of the index.
+    """Return the age in seconds of each owner's oldest lease of each kind of task."""
+    # Must be written exactly as in the condition of the index.
     state = TASK.c.state == literal(TaskState.LEASED, TASK.c.state.type, literal_execute=True)
     query = select(TASK.c.kind, TASK.c.owner, func.min(TASK.c.leased_at)).where(
         state, TASK.c.lease_until > tx.now

@@ -1,4 +1,6 @@
-"""Canary reports, one a combination of model, layers and engine, so that a passed one is not run again."""
+"""Canary reports, one per combination of model, layers and engine, so that a passed canary is not run
+again.
+"""
 
 from sqlalchemy import select
 
@@ -9,13 +11,13 @@ from service.store.tables import CANARY
 
 
 def canary_digest(made: Provenance) -> str:
-    """Return what a passed canary is remembered under: all that can change which states are captured."""
+    """Return the key of a passed canary: a digest of everything that can change the captured states."""
     parts = _states_parts(made.identity) | {"engine": made.engine.model_dump(mode="json")}
     return canonical_sha256(parts | {"quarry": made.service_version})
 
 
 def states_digest(identity: Identity) -> str:
-    """Return what the last passed canary of these states is remembered under, on any engine."""
+    """Return the key of the last passed canary of these states on any engine."""
     return canonical_sha256(_states_parts(identity))
 
 
@@ -31,6 +33,6 @@ def report(tx: Transaction, digest: str) -> str | None:
 
 
 def record(tx: Transaction, digest: str, report_json: str) -> None:
-    """Store a report, in place of an older one."""
+    """Store a report, replacing an older one."""
     new = tx.insert(CANARY).values(digest=digest, report=report_json)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["digest"], set_={"report": report_json}))

@@ -1,7 +1,7 @@
-"""What the runs of a schedule have captured, by the hashes of samples, and what a stopped job leaves over.
+"""Which samples a schedule's runs have captured, by their hashes, and what a stopped job leaves behind.
 
-A commit holds its job's lock and must not wait for the schedule's, which is held while a job is locked: so no
-statement here locks a schedule, and no foreign key does.
+A commit holds its job's lock and must not wait for the schedule's, which others hold while they lock a job.
+So no statement here locks a schedule, and there is no foreign key that would.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ from service.store.values import TaskKind, TaskState
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The runs of a schedule before a job: `last` is the last that has written, `identity` what it wrote.
+    """A schedule's other runs: `last` is the latest job that has written, `identity` the identity of its
+    dataset.
 
-    `jobs` have written under the recipe that was asked for. `identity` is null where there is no such run.
+    `jobs` have written with the given recipe. `last` and `identity` are None if no run has written.
     """
 
     rules: ScheduleRules
@@ -34,7 +35,7 @@ class Earlier:
 
 
 def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier | None:
-    """Return the runs of a schedule other than `job_id`; none if the schedule was deleted."""
+    """Return the runs of a schedule other than `job_id`, or None if the schedule was deleted."""
     rules = tx.connection.scalar(select(SCHEDULE.c.rules).where(SCHEDULE.c.number == schedule))
     if rules is None:
         return None
@@ -51,7 +52,7 @@ def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier
 
 
 def first_recipe(tx: Transaction, job_id: str) -> str | None:
-    """Return the recipe that a job's schedule first wrote under; none without a schedule."""
+    """Return the recipe with which a job's schedule first wrote, or None without a schedule."""
     of_job = select(JOB.c.schedule).where(JOB.c.id == job_id).scalar_subquery()
     same = and_(CAPTURED_SAMPLES.c.schedule == RUN.c.schedule, CAPTURED_SAMPLES.c.job_id == RUN.c.job_id)
     recipes = select(CAPTURED_SAMPLES.c.recipe).select_from(RUN).join(CAPTURED_SAMPLES, same)
@@ -61,7 +62,7 @@ def first_recipe(tx: Transaction, job_id: str) -> str | None:
 
 
 def hashes(tx: Transaction, schedule: int, recipe: str, job_id: str) -> bytes:
-    """Return the hashes of the samples that a job has written."""
+    """Return the concatenated hashes of the samples that a job has written."""
     mine = and_(
         CAPTURED_SAMPLES.c.schedule == schedule,
         CAPTURED_SAMPLES.c.recipe == recipe,
@@ -71,7 +72,7 @@ def hashes(tx: Transaction, schedule: int, recipe: str, job_id: str) -> bytes:
 
 
 def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
-    """Record the samples of a unit that is committed in this transaction, if its schedule is still there."""
+    """Record the samples of a unit committed in this transaction, if its schedule still exists."""
     is_there = select(exists().where(SCHEDULE.c.number == job.schedule))
     if made and tx.connection.scalar(is_there):
         new = tx.insert(CAPTURED_SAMPLES).values(
@@ -81,12 +82,12 @@ def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
             unit=unit,
             content_hashes=made,
         )
-        # They are there where the unit was lost with its host, with those that it had rejected.
+        # The row exists if the unit was lost with its host; it includes the samples rejected then.
         tx.connection.execute(new.on_conflict_do_nothing())
 
 
 def lock_stopped(tx: Transaction, schedule: int) -> list[LockedJob]:
-    """Lock the schedule's jobs that failed or were cancelled after they had written something."""
+    """Lock the schedule's jobs that failed or were cancelled after writing something."""
     has_shards = exists().where(SHARD.c.job_id == JOB.c.id)
     stopped = and_(JOB.c.schedule == schedule, JOB.c.state.in_(STOPPED_JOB_STATES), has_shards)
     in_order = select(JOB.c.id).where(stopped).order_by(JOB.c.number).with_for_update()
@@ -94,10 +95,10 @@ def lock_stopped(tx: Transaction, schedule: int) -> list[LockedJob]:
 
 
 def publish(tx: Transaction, schedule: int, stopped: Sequence[LockedJob]) -> None:
-    """Let jobs of `lock_stopped` end with what they have written.
+    """Let the jobs from `lock_stopped` finish with what they have written.
 
-    Their samples are recorded, so those samples will not come again; the others come in the next run. So do
-    those of units that stopped jobs had lost with a host, and captured no more.
+    The samples that they wrote are recorded and will not be captured again. The next run captures the others,
+    as well as those of units that stopped jobs lost with a host and did not capture again.
     """
     of_jobs = select(JOB.c.id).where(JOB.c.schedule == schedule, JOB.c.state.in_(STOPPED_JOB_STATES))
     of_unit = UNIT_COMMIT.c.job_id == CAPTURED_SAMPLES.c.job_id, UNIT_COMMIT.c.unit == CAPTURED_SAMPLES.c.unit
@@ -108,7 +109,7 @@ def publish(tx: Transaction, schedule: int, stopped: Sequence[LockedJob]) -> Non
 
 
 def _without_rest(tx: Transaction, job: LockedJob) -> LockedJob:
-    """Drop what is not planned and not captured of a stopped job; return it as it is then."""
+    """Drop a stopped job's remaining planning and its uncaptured units; return the updated job."""
     work = TASK.c.kind.in_((TaskKind.PLAN, TaskKind.CAPTURE))
     undone = and_(TASK.c.job_id == job.id, work, TASK.c.state != TaskState.DONE)
     of_task = select(TASK.c.item).where(undone, TASK.c.kind == TaskKind.CAPTURE)

@@ -1,4 +1,4 @@
-"""What a column holds beside the database's own types: a value as JSON, a time in UTC, a state by name."""
+"""Column types beyond the database's own: a value as JSON, a time in UTC, a state by its value."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -9,7 +9,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class Document(TypeDecorator[BaseModel]):
-    """A pydantic value as its JSON. Text, since JSONB refuses the NUL characters that samples may hold."""
+    """A pydantic value as JSON. Text, since JSONB rejects the NUL characters that samples may contain."""
 
     impl = Text
     cache_ok = True
@@ -20,16 +20,16 @@ class Document(TypeDecorator[BaseModel]):
         self.model = model
 
     def process_bind_param(self, value: BaseModel | None, dialect: Dialect) -> str | None:
-        """Return the JSON text; NUL and other control characters are escaped in it."""
+        """Return the JSON text, in which NUL and other control characters are escaped."""
         return None if value is None else value.model_dump_json()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> BaseModel | None:
-        """Return the value, checked against its contract again."""
+        """Return the value, validated again."""
         return None if value is None else self.model.model_validate_json(value)
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware time in UTC. SQLite stores it without its zone, PostgreSQL answers in the session's."""
+    """An aware time in UTC. SQLite stores it without a time zone, PostgreSQL returns it in the session's."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -46,5 +46,5 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 def states(kind: type[StrEnum]) -> Enum:
-    """Return the type of a column that holds one of these by its value."""
+    """Return the type of a column that holds a member of this enum by its value."""
     return Enum(kind, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])

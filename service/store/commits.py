@@ -1,4 +1,4 @@
-"""Unit commits: a unit is done and its shards exist in one transaction; and what was committed, read back."""
+"""Unit commits: one transaction makes a unit done and records its shards. Also reads commits back."""
 
 import hashlib
 from collections import defaultdict
@@ -23,22 +23,22 @@ from service.store.transitions import LockedJob
 from service.store.values import HOME, UnitCommit, UnitFiles, UnitLease
 
 SAME = ("provenance", "num_tokens", "supervised_tokens", "checks")
-"""Columns of a commit that hold what a `UnitCommit` calls so."""
+"""Columns of a commit that have the same names as the fields of `UnitCommit`."""
 OF_FILES = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
-"""What `_files_of` reads of one."""
+"""The columns of a commit that `_files_of` reads."""
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
-    """Make a unit done, with its shards, index, rejects and samples' hashes, or change nothing.
+    """Make a unit done, with its shards, index, rejects and sample hashes, or change nothing.
 
-    Of a job that is pushed its plan stays until it is stored, with the rows as they were written.
+    If the job is pushed, the unit's plan is kept until the unit is stored, with the rows as written.
 
     Raises:
-        LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
-        IdentityChanged: captured for another identity, or by another engine or with another final norm than
-            the job's first unit.
-        StatesWrong: a sample is missing or doubled, or a shard is another attempt's.
-        QuotaExceeded: the job's owner had as many bytes as its keys allow before this unit.
+        LeaseLost: another attempt owns the unit, it is already done, or its job was stopped.
+        IdentityChanged: captured for another identity, or with another engine or final norm than the job's
+            first unit.
+        StatesWrong: a sample is missing or duplicated, or a shard is another attempt's.
+        QuotaExceeded: the job's owner had already used all bytes that its keys allow.
     """
     job, task = tasks.held(tx, lease)
     _check_identity(job, made.provenance)
@@ -92,7 +92,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
 
 
 def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
-    """Return what was committed, in unit order."""
+    """Return a job's commits, in unit order."""
     shards_of, rejects_of = _by_unit(tx, job_id)
     query = select(UNIT_COMMIT).where(UNIT_COMMIT.c.job_id == job_id).order_by(UNIT_COMMIT.c.unit)
     return [
@@ -108,7 +108,7 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
 
 
 def of_attempt(tx: Transaction, attempt_id: AttemptId) -> UnitFiles | None:
-    """Return what an attempt at the data folder committed, while it is not stored elsewhere."""
+    """Return what an attempt committed in the data folder, or None once it is stored elsewhere."""
     job_id, of_unit = attempt_id.job_id, UNIT_COMMIT.c.unit == attempt_id.unit
     mine = and_(UNIT_COMMIT.c.job_id == job_id, of_unit, UNIT_COMMIT.c.epoch == attempt_id.epoch)
     here = select(*OF_FILES).where(mine, UNIT_COMMIT.c.host == HOME, ~UNIT_COMMIT.c.is_stored)
@@ -116,7 +116,9 @@ def of_attempt(tx: Transaction, attempt_id: AttemptId) -> UnitFiles | None:
 
 
 def waiting(tx: Transaction, job_id: str, host: int, max_files: int) -> list[UnitFiles]:
-    """Return the lowest units of a host that are committed and not stored: one, then up to `max_files`."""
+    """Return the lowest committed, unstored units of a host: at least one, as long as `max_files` is not
+    exceeded.
+    """
     mine = and_(UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored)
     lowest = select(*OF_FILES).where(mine).order_by(UNIT_COMMIT.c.unit).limit(max_files)
     units: list[UnitFiles] = []
@@ -136,7 +138,7 @@ def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
 
 
 def gone_shards(tx: Transaction, job_id: str) -> list[str]:
-    """Return the paths of shards that only the job's repository holds, since the job keeps none here."""
+    """Return the paths of a job's stored shards that are not kept here."""
     stored = (UNIT_COMMIT.c.job_id == SHARD.c.job_id) & (UNIT_COMMIT.c.unit == SHARD.c.unit)
     query = select(SHARD.c.path).join(UNIT_COMMIT, stored & UNIT_COMMIT.c.is_stored)
     goes = query.join(JOB, JOB.c.id == SHARD.c.job_id).where(JOB.c.id == job_id, ~JOB.c.keeps_local)
@@ -144,11 +146,12 @@ def gone_shards(tx: Transaction, job_id: str) -> list[str]:
 
 
 def readable(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPage:
-    """Return units that can be read, in the order of their commits, from the place after `after`.
+    """Return units that can be read, in the order of their commits, starting after the place `after`.
 
-    A unit that its host has not stored yet, or that was lost with it, ends them: who has read up to it sees
-    neither it nor those behind it before it is there, and misses none. One that is captured again keeps its
-    place. Raises NotFound: the job may be deleted while somebody waits for its next unit.
+    They end before the first unit that its host has not stored yet, or that was lost with its host: a reader
+    sees neither that unit nor later ones until it is available, and so misses none. A unit that is captured
+    again keeps its place. Raises NotFound, since the job may be deleted while a reader waits for its next
+    unit.
     """
     of_job = select(JOB.c.state, JOB.c.keeps_local, JOB.c.publish_subject).where(JOB.c.id == job_id)
     job = tx.connection.execute(of_job).one_or_none()
@@ -179,20 +182,20 @@ def readable(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPag
 
 
 def readable_unit(tx: Transaction, job_id: str, unit: int) -> UnitView | None:
-    """Return a unit that can be read; none where it is not committed, or its host has not stored it yet."""
+    """Return a unit that can be read, or None if it is not committed or its host has not stored it yet."""
     place = tx.connection.scalar(select(UNIT.c.place).where(UNIT.c.job_id == job_id, UNIT.c.unit == unit))
     made = () if place is None else readable(tx, job_id, after=place - 1, limit=1).units
     return made[0] if made else None
 
 
 def last_checks(tx: Transaction, job_id: str, limit: int) -> list[UnitChecks]:
-    """Return what was proven of the committed units with the highest numbers."""
+    """Return the checks of the committed units with the highest numbers."""
     of_job = select(UNIT_COMMIT.c.checks).where(UNIT_COMMIT.c.job_id == job_id)
     return list(tx.connection.scalars(of_job.order_by(UNIT_COMMIT.c.unit.desc()).limit(limit)))
 
 
 def token_counts(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 100) -> dict[int, bytes]:
-    """Return what was committed of how often tokens are supervised: of units above `after`, in that order."""
+    """Return the packed counts of supervised tokens by unit, for units above `after`, in order."""
     query = select(TOKEN_COUNTS.c.unit, TOKEN_COUNTS.c.content).order_by(TOKEN_COUNTS.c.unit).limit(limit)
     of_units = (TOKEN_COUNTS.c.job_id == job_id) & (TOKEN_COUNTS.c.unit > after)
     return {row.unit: row.content for row in tx.connection.execute(query.where(of_units))}
@@ -208,7 +211,7 @@ def final_norm(tx: Transaction, job_id: str) -> bytes:
 
 
 def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[RejectView]:
-    """Return all rejects of the next `limit` positions above `after`, of the plan and of the units alike."""
+    """Return all rejects at the next `limit` positions above `after`, from the plan and the units."""
     behind = REJECT.c.job_id == job_id, REJECT.c.position > after
     next_ones = select(REJECT.c.position).where(*behind).distinct().order_by(REJECT.c.position).limit(limit)
     query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position.in_(next_ones))
@@ -216,7 +219,7 @@ def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000)
 
 
 def _files_of(tx: Transaction, job_id: str, made: Sequence[Any]) -> list[UnitFiles]:
-    """Return the files of committed units, of which rows hold `unit`, `epoch` and `index_file`."""
+    """Return the files of committed units; the rows `made` have `unit`, `epoch` and `index_file`."""
     of_units = (SHARD.c.job_id == job_id) & SHARD.c.unit.in_([row.unit for row in made])
     shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
     for entry in tx.connection.scalars(select(SHARD.c.entry).where(of_units).order_by(SHARD.c.path)):
@@ -232,7 +235,7 @@ def _files_of(tx: Transaction, job_id: str, made: Sequence[Any]) -> list[UnitFil
 
 
 def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]], dict[int, list[RejectView]]]:
-    """Return the shards and the rejects of every unit that has some."""
+    """Return the shards and the rejects of every unit that has any."""
     shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
     for entry in shards(tx, job_id):
         shards_of[entry.unit].append(entry)
@@ -245,7 +248,7 @@ def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]],
 
 
 def _check_identity(job: LockedJob, provenance: Provenance) -> None:
-    """Refuse states of another dataset, or of another engine than the first unit's.
+    """Refuse states of another identity, or from another engine than the first unit's.
 
     Raises IdentityChanged.
     """
@@ -261,7 +264,8 @@ def _check_identity(job: LockedJob, provenance: Provenance) -> None:
 
 
 def _keep_final_norm(tx: Transaction, job: LockedJob, content: bytes) -> None:
-    """Keep the final norm of the first unit; no change of the model after it can change the dataset.
+    """Keep the final norm of the first unit, so that a later change of the model cannot change the
+    dataset.
 
     Raises IdentityChanged.
     """
@@ -275,7 +279,7 @@ def _keep_final_norm(tx: Transaction, job: LockedJob, content: bytes) -> None:
 
 
 def _check_account(lease: UnitLease, made: UnitCommit) -> None:
-    """Refuse a commit that loses or doubles a sample, or whose files are another attempt's.
+    """Refuse a commit that loses or duplicates a sample, or whose files are another attempt's.
 
     Raises StatesWrong.
     """

@@ -1,4 +1,4 @@
-"""Consumers of a job whose shards go once all of them have read them: how far each has come."""
+"""Consumers of a job whose shards are removed once all of them have read them, and each one's progress."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -12,16 +12,17 @@ from service.store.tables import CONSUMER, JOB, SHARD, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
 
 MAX_CONSUMERS = 64
-"""Of a job."""
+"""Maximum number of consumers of a job."""
 
 
 def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
-    """Note that a consumer, new or known, has all units up to a place; return the paths of shards that go.
+    """Record that a consumer, new or known, has all units up to a place; return the paths of shards to
+    remove.
 
-    It is forgotten once it has said nothing for `expires_s`. A place never goes back.
+    A consumer is forgotten if it is silent for `expires_s`. Its place never moves back.
 
-    Raises NotFound, Conflict where the job keeps its shards or has too many consumers, RequestError for a
-    place that no unit has yet.
+    Raises NotFound, Conflict if the job keeps its shards or has too many consumers, RequestError if no unit
+    has that place yet.
     """
     job = lock_job(tx, job_id)
     if job.keeps_local or job.is_pushed:
@@ -46,7 +47,7 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
 
 
 def remove(tx: Transaction, job_id: str, name: str) -> list[str]:
-    """Wait for a consumer no longer; return the paths of shards that go. Raises NotFound."""
+    """Stop waiting for a consumer; return the paths of shards to remove. Raises NotFound."""
     job = lock_job(tx, job_id)
     mine = delete(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.name == name)
     if not tx.connection.execute(mine).rowcount:
@@ -55,7 +56,7 @@ def remove(tx: Transaction, job_id: str, name: str) -> list[str]:
 
 
 def of_job(tx: Transaction, job_id: str) -> ConsumerPage:
-    """Return a job's consumers, the one that holds up most first."""
+    """Return a job's consumers, the slowest first."""
     query = select(CONSUMER).where(CONSUMER.c.job_id == job_id).order_by(CONSUMER.c.place, CONSUMER.c.name)
     names = ConsumerView.model_fields
     rows = tx.connection.execute(query).mappings()
@@ -63,7 +64,7 @@ def of_job(tx: Transaction, job_id: str) -> ConsumerPage:
 
 
 def waits(tx: Transaction, job_id: str, full: str | None) -> str | None:
-    """Say whom a job waits for whose worker's disk is full."""
+    """Return which consumer a job waits for if `full` says that its worker's disk is full."""
     if full is None:
         return None
     by_place = of_job(tx, job_id).consumers
@@ -74,7 +75,7 @@ def waits(tx: Transaction, job_id: str, full: str | None) -> str | None:
 
 
 def expire(tx: Transaction, job_id: str) -> None:
-    """Forget a job's consumers that have been silent for longer than they wanted. Raises NotFound."""
+    """Forget a job's consumers that have been silent for longer than their `expires_s`. Raises NotFound."""
     silent = _silent(tx, job_id)
     if tx.connection.scalar(select(func.count()).select_from(CONSUMER).where(*silent)):
         job = lock_job(tx, job_id)
@@ -83,7 +84,7 @@ def expire(tx: Transaction, job_id: str) -> None:
 
 
 def consumed(tx: Transaction) -> list[str]:
-    """Return the jobs whose shards go once they are consumed."""
+    """Return the jobs whose shards are removed once they are consumed."""
     leave_nowhere = ~JOB.c.keeps_local, JOB.c.publish_subject == JOB.c.id
     return list(tx.connection.scalars(select(JOB.c.id).where(*leave_nowhere).order_by(JOB.c.number)))
 
@@ -93,7 +94,9 @@ def _silent(tx: Transaction, job_id: str) -> tuple[ColumnElement[bool], ColumnEl
 
 
 def _let_go(tx: Transaction, job: LockedJob) -> list[str]:
-    """Count as stored what all consumers have; nothing where there is none. Return the shards' paths."""
+    """Mark as stored the units that all consumers have, if there are any consumers; return their shards'
+    paths.
+    """
     least = select(func.min(CONSUMER.c.place)).where(CONSUMER.c.job_id == job.id).scalar_subquery()
     had = select(UNIT.c.unit).where(UNIT.c.job_id == job.id, UNIT.c.place <= least)
     mine: ColumnElement[bool] = (UNIT_COMMIT.c.job_id == job.id) & ~UNIT_COMMIT.c.is_stored

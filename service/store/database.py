@@ -1,8 +1,8 @@
-"""Connections and transactions: what each database must be told, so that one statement text is right on both.
+"""Connections and transactions: the settings with which the same statements are correct on both databases.
 
-A write transaction on SQLite holds the database's one write lock from its start. On PostgreSQL it
-locks one job's row first (`transitions.lock_job`), or several by their numbers, and rows of `task` and `host`
-last, so that no two transactions wait for each other.
+On SQLite a write transaction holds the database's one write lock from its start. On PostgreSQL it first locks
+one job's row (`transitions.lock_job`), or several in the order of their numbers, and rows of `task` and
+`host` last, so that transactions cannot deadlock.
 """
 
 import sqlite3
@@ -47,7 +47,7 @@ R = TypeVar("R")
 DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")
 
 WAIT_MS = 30_000
-"""How long a statement waits for another's lock; on PostgreSQL also how long a stopped process keeps one."""
+"""How long a statement waits for a lock; on PostgreSQL also how long a stopped process may hold one."""
 SILENCE = {
     "connect_timeout": "10",
     "keepalives_idle": "30",
@@ -55,53 +55,55 @@ SILENCE = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
-"""libpq's parameters by which a network that was cut is noticed within a minute, and not by TCP's 15."""
+"""Parameters of libpq with which a broken network is noticed within a minute, not TCP's 15 minutes."""
 
 
 CLOCKS = {
-    "sqlite": "strftime('%Y-%m-%d %H:%M:%f000', 'now')",  # as SQLAlchemy stores a time there
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f000', 'now')",  # the format in which SQLAlchemy stores a time
     "postgresql": "clock_timestamp()",
 }
-"""The database's own time in each dialect: hosts whose clocks differ then agree on every lease."""
+"""The database's own time in each dialect, so that hosts whose clocks differ agree on every lease."""
 
 
 class Transaction:
     """An open transaction. `clock` is the database's time as SQL."""
 
     def __init__(self, connection: Connection, clock: ColumnElement[datetime]) -> None:
-        """Read no time yet."""
+        """Take the connection and clock; the time is read on first use."""
         self.connection, self.clock = connection, clock
         self._now: datetime | None = None
 
     @property
     def now(self) -> datetime:
-        """The one time that everything written in this transaction is stamped with."""
+        """The time with which everything written in this transaction is stamped."""
         self._now = self._now or self.connection.scalars(select(self.clock)).one()
         return self._now
 
     @now.setter
     def now(self, read: datetime) -> None:
-        """Keep what a statement of this transaction has read of `clock`."""
+        """Keep the time that a statement of this transaction has read from `clock`."""
         self._now = read
 
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        """Return an INSERT that may say ON CONFLICT; the two dialects render it alike."""
+        """Return an INSERT that supports ON CONFLICT; the two dialects render it the same."""
         if self.connection.dialect.name == "postgresql":
             return postgresql.insert(table)
         return sqlite.insert(table)
 
 
 class Store:
-    """The database that all processes share. Threads may share it; a process that was forked makes its own.
+    """The database that all processes share. Threads may share a store; a forked process must make its
+    own.
 
-    A verb is a function of this package that takes the transaction first: `store.write(jobs.cancel, job_id)`.
-    Each may raise StoreUnavailable, and DiskFull where it writes.
+    A verb is a function of this package that takes the transaction as its first argument:
+    `store.write(jobs.cancel, job_id)`. Any verb may raise StoreUnavailable, and DiskFull if it writes.
     """
 
     def __init__(self, url: str, clock: str | None = None, *, read_only: bool = False) -> None:
-        """Prepare connections to an SQLAlchemy URL, opening none; `clock` is SQL for the database's time.
+        """Prepare connections to an SQLAlchemy URL without opening any; `clock` is SQL for the database's
+        time.
 
-        A `read_only` store leaves no trace: it makes no folder and no file. Raises OptionRefused.
+        A `read_only` store leaves no trace: it creates no folder and no file. Raises OptionRefused.
         """
         self._engine = _engine(_checked(url), read_only=read_only)
         self._writer = self._engine.execution_options(immediate=True)
@@ -109,7 +111,7 @@ class Store:
         self._clock = type_coerce(literal_column(expression), UtcTime())
 
     def read(self, verb: Callable[Concatenate[Transaction, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a verb in a transaction of its own that changes nothing."""
+        """Call a verb in a read-only transaction of its own."""
         with self.reading() as tx:
             return verb(tx, *args, **kwargs)
 
@@ -120,15 +122,15 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Open a transaction that changes nothing; on SQLite it waits for nobody."""
+        """Open a transaction that changes nothing; on SQLite it never waits."""
         with _translated(), self._engine.begin() as connection:
             yield Transaction(connection, self._clock)
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """Open a transaction that becomes visible whole at its end, or not at all.
+        """Open a transaction that is committed at its end, or rolled back on an error.
 
-        After StoreUnavailable it may have become visible all the same.
+        After StoreUnavailable it may have been committed anyway.
         """
         with _translated(), self._writer.begin() as connection:
             yield Transaction(connection, self._clock)
@@ -139,7 +141,7 @@ class Store:
 
 
 def _checked(url: str) -> URL:
-    """Return the parsed URL if it is SQLite in a file or PostgreSQL. Raises OptionRefused."""
+    """Return the parsed URL if it is for SQLite in a file or PostgreSQL. Raises OptionRefused."""
     cure = "use sqlite:////path/quarry.db or postgresql+psycopg://user@host/name"
     try:
         parsed = make_url(url)
@@ -153,7 +155,7 @@ def _checked(url: str) -> URL:
 
 
 def missing_file(url: str) -> Path | None:
-    """Return the file of an SQLite database that was not made yet; null for any other database.
+    """Return the file of an SQLite database that does not exist yet; None for any other database.
 
     Raises OptionRefused.
     """
@@ -165,9 +167,9 @@ def missing_file(url: str) -> Path | None:
 def _engine(url: URL, *, read_only: bool) -> Engine:
     """Return an engine with the hooks of its dialect.
 
-    Both keep a pool of connections. Closing the last one to an SQLite database checkpoints the whole WAL, and
-    without a pool every transaction would pay for that. The pool has no bound there: writers wait for the
-    database's lock anyway, and readers need not wait.
+    Both use a pool of connections. Closing the last connection to an SQLite database checkpoints the whole
+    WAL, which every transaction would pay for without a pool. The pool is unbounded there: writers wait for
+    the database's lock anyway, and readers need not wait.
     """
     if url.get_backend_name() == "postgresql":
         engine = create_engine(
@@ -179,7 +181,8 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
         return engine.execution_options(postgresql_readonly=read_only)
     if read_only:
         file = Path(str(url.database)).absolute()
-        # Without its log nobody has it open; as immutable SQLite makes no log for the one read either.
+        # Without a WAL file nobody has the database open; with `immutable` SQLite does not create one to read
+        # it.
         mode = {"mode": "ro"} if file.with_name(f"{file.name}-wal").exists() else {"immutable": "1"}
         url = url.set(database=file.as_uri(), query={"uri": "true", **mode})
         return create_engine(url, hide_parameters=True)
@@ -191,7 +194,7 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
 
 
 def _prepare_postgresql(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-    # A process stopped in the middle of a transaction must not hold a job's row for ever.
+    # A process that is stopped in the middle of a transaction must not hold a job's row forever.
     cursor = connection.cursor()
     cursor.execute(f"SET idle_in_transaction_session_timeout = {WAIT_MS}")
     cursor.execute(f"SET lock_timeout = {WAIT_MS}")
@@ -200,7 +203,7 @@ def _prepare_postgresql(connection: DBAPIConnection, entry: ConnectionPoolEntry)
 
 
 def _prepare_sqlite(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # the driver's own BEGIN comes too late and takes no write lock
+    connection.isolation_level = None  # the driver's own BEGIN is too late and takes no write lock
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
@@ -210,14 +213,16 @@ def _prepare_sqlite(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> 
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and writes later would fail on SQLite when another wrote in between.
+    # On SQLite a transaction that reads first and writes later would fail if another wrote in between.
     immediate = connection.get_execution_options().get("immediate", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn what the driver says of the database itself into the service's errors; errors of ours pass."""
+    """Turn the driver's errors about the database itself into the service's errors; other errors pass
+    through.
+    """
     try:
         yield
     except DBAPIError as error:
@@ -228,7 +233,7 @@ def _translated() -> Iterator[None]:
             cure = "start the database, or mend QUARRY_DATABASE_URL"
             raise StoreUnavailable("the database does not answer", cure=cure) from error
         if type(error) is DatabaseError:
-            # SQLite's word for a page that it could not read, which may be one passing error of the disk.
+            # SQLite raises this for a page that it could not read, which may be a transient disk error.
             cure = "look for disk errors in the kernel's log; if it does not pass, restore a backup"
             raise StoreUnavailable("the database cannot be read", cure=cure) from error
         if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):

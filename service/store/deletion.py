@@ -1,4 +1,4 @@
-"""Deletion: a task removes what is left of a job that has ended, in steps that hold up no other writer."""
+"""Deletion: a task removes an ended job's records, in steps small enough not to block other writers."""
 
 from datetime import timedelta
 from typing import Any
@@ -30,18 +30,18 @@ from service.store.transitions import LockedJob, add_task, lock_job, move_job
 from service.store.values import DeletionLease, Lease, TaskKind
 
 TOMBSTONE = timedelta(days=30)
-"""How long an idempotency key names a job that was deleted, so that it names no other; then it is free."""
+"""How long the idempotency key of a deleted job cannot be reused."""
 
 MAX_ROWS = 2000
-"""Rows that one transaction deletes: others write within some tens of milliseconds."""
+"""Maximum rows deleted in one transaction, so that others can write within some tens of milliseconds."""
 MAX_BLOBS, BLOBS = 50, (UNIT_PLAN, TOKEN_COUNTS)
-"""Of them, those of some 10 to 200 kB each."""
+"""The maximum for tables with rows of some 10 to 200 kB."""
 
 
 def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
-    """Let nobody resume a job that has ended, nor name it by its key, and have it deleted.
+    """Start the deletion of an ended job: it can no longer be resumed or named by its key.
 
-    With its dataset here, if asked for: once that was asked for it stays so. Raises NotFound, IllegalMove.
+    Its dataset in the data folder is deleted, too, if any call asks for that. Raises NotFound, IllegalMove.
     """
     locked = lock_job(tx, job_id)
     if locked.state is not JobState.DELETING:
@@ -50,7 +50,7 @@ def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
         kept = {"job_state": locked.state, "job_ended_at": ended_at, "identity": locked.identity}
         tx.connection.execute(run.values(kept))
         if locked.state is not JobState.COMPLETED:
-            # What it wrote is in no dataset: those samples come again.
+            # What it wrote is in no dataset, so those samples are captured again.
             of_job = (CAPTURED_SAMPLES.c.schedule == locked.schedule) & (CAPTURED_SAMPLES.c.job_id == job_id)
             tx.connection.execute(delete(CAPTURED_SAMPLES).where(of_job))
         add_task(tx, move_job(tx, locked, JobState.DELETING), TaskKind.DELETE)
@@ -71,17 +71,17 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> DeletionLease:
 
 
 def forget(tx: Transaction, job_id: str) -> bool:
-    """Delete some records of a job whose deletion has begun; return whether others are left."""
+    """Delete some records of a job whose deletion has begun; return whether any are left."""
     try:
-        # First, as whoever takes its task does: neither then waits for the other with a lock in hand.
+        # Lock it first, as whoever leases its task does, so that they cannot deadlock.
         job = lock_job(tx, job_id)
     except NotFound:
-        return False  # another was faster
+        return False  # another process was faster
     room = MAX_ROWS
     for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT_PLAN, TOKEN_COUNTS, UNIT, TASK):
         mine = select(*table.primary_key).where(table.c.job_id == job_id)
         if table is TASK:
-            mine = mine.where(TASK.c.kind != TaskKind.DELETE)  # its lease goes on
+            mine = mine.where(TASK.c.kind != TaskKind.DELETE)  # its lease is still needed
         most = min(room, MAX_BLOBS) if table in BLOBS else room
         deleted = _delete(tx, table, mine.limit(most))
         if deleted == most:
@@ -97,21 +97,21 @@ def forget(tx: Transaction, job_id: str) -> bool:
 
 
 def was_deleted(tx: Transaction, job_id: str) -> bool:
-    """Say whether a job of this database was deleted, while its tombstone stands."""
+    """Return whether a job of this database was deleted; known while its tombstone exists."""
     gone = SUBMISSION.c.job_id == job_id, SUBMISSION.c.deleted_at.is_not(None)
     is_there = exists().where(JOB.c.id == job_id)
     return bool(tx.connection.scalar(select(and_(exists().where(*gone), ~is_there))))
 
 
 def spent(tx: Transaction) -> list[str]:
-    """Return complete jobs that have token counts or plans left, which nobody reads again."""
+    """Return completed jobs that still have token counts or plans, which nobody will read again."""
     left = or_(*(exists().where(table.c.job_id == JOB.c.id) for table in BLOBS))
     query = select(JOB.c.id).where(JOB.c.state == JobState.COMPLETED, left)
     return list(tx.connection.scalars(query.order_by(JOB.c.number)))
 
 
 def forget_spent(tx: Transaction, job_id: str) -> bool:
-    """Delete some of these of a complete job; return whether others are left. Raises NotFound."""
+    """Delete some of those of a completed job; return whether any are left. Raises NotFound."""
     lock_job(tx, job_id)
     for table in BLOBS:
         mine = select(*table.primary_key).where(table.c.job_id == job_id)
@@ -121,7 +121,7 @@ def forget_spent(tx: Transaction, job_id: str) -> bool:
 
 
 def old(tx: Transaction, age_s: float) -> list[str]:
-    """Return the jobs that ended `age_s` ago."""
+    """Return the jobs that ended at least `age_s` ago."""
     ended = ENDED_JOB_STATES - {JobState.DELETING}
     query = select(JOB.c.id).where(
         JOB.c.state.in_(ended), JOB.c.updated_at <= tx.now - timedelta(seconds=age_s)
@@ -130,5 +130,5 @@ def old(tx: Transaction, age_s: float) -> list[str]:
 
 
 def _delete(tx: Transaction, table: Table, keys: Select[Any]) -> int:
-    """Delete the rows with these primary keys; return how many there were."""
+    """Delete the rows with these primary keys; return their number."""
     return tx.connection.execute(delete(table).where(tuple_(*table.primary_key).in_(keys))).rowcount

@@ -1,4 +1,4 @@
-"""Hosts: folders that hold captured units until they are stored. What a lost one held is captured again."""
+"""Hosts: folders that hold captured units until they are stored. A lost host's units are captured again."""
 
 from collections import Counter
 from dataclasses import replace
@@ -19,38 +19,39 @@ from service.store.transitions import LockedJob, count, lock_job, record
 from service.store.values import HOME, TaskKind, TaskState
 
 OVER = frozenset({JobState.COMPLETED, JobState.DELETING})
-"""States of a job of which nothing is captured again."""
+"""Job states in which nothing is captured again."""
 NOWHERE = -1
-"""The host of units that are in their repository alone, since their data folder was given up."""
+"""The host of units that are only in their repository, since their data folder was given up."""
 BACK_S = 300.0
-"""After a time in which the data folder's host or the database was away, others have so long to come back."""
+"""How long other hosts have to come back after the data folder's host or the database was away."""
 
 
 def number(tx: Transaction, host_id: str) -> int | None:
-    """Return the number of the host with an id; none if it is new."""
+    """Return the number of the host with an id, or None if it is new."""
     found: int | None = tx.connection.scalar(select(HOST.c.number).where(HOST.c.id == host_id))
     return found
 
 
 def register(tx: Transaction, host_id: str, name: str, *, is_home: bool) -> int:
-    """Return the number of the host with an id, made now if it is new; HOME for the data folder.
+    """Return the number of the host with an id, assigning one if it is new; HOME for the data folder.
 
-    Raises OptionRefused for a second data folder of one database, StoreUnavailable before there is one.
+    Raises OptionRefused for a second data folder of one database, StoreUnavailable if there is none yet.
     """
     check_write(tx)
     known_home = select(HOST.c.id).where(HOST.c.number == HOME, HOST.c.id.is_not(None))
     if not is_home and tx.connection.scalar(known_home) is None:
-        # Another database, or the data folder itself, which would be taken for scratch ever after.
+        # This may be the wrong database, or the data folder itself, which would be registered as scratch for
+        # good.
         detail = "the database knows no data folder: `quarry serve` has not started on it yet"
         raise StoreUnavailable(f"{detail}, or QUARRY_DATABASE_URL names another one")
     values = {"id": host_id, "name": name, "seen_at": tx.now, "there_since": tx.now}
     if number(tx, host_id) is None:
         if is_home:
-            # The place of a data folder that was given up is free.
+            # The number of a data folder that was given up is free.
             free = update(HOST).where(HOST.c.number == HOME, HOST.c.id.is_(None))
             tx.connection.execute(free.values(values | {"is_lost": False}))
         new = tx.insert(HOST).values(values | ({"number": HOME} if is_home else {}))
-        tx.connection.execute(new.on_conflict_do_nothing())  # another process of the folder was faster
+        tx.connection.execute(new.on_conflict_do_nothing())  # another process with this folder was faster
     given = number(tx, host_id)
     if is_home and given != HOME:
         home = tx.connection.execute(select(HOST.c.id, HOST.c.name).where(HOST.c.number == HOME)).first()
@@ -66,7 +67,7 @@ def register(tx: Transaction, host_id: str, name: str, *, is_home: bool) -> int:
 
 
 def views(tx: Transaction) -> list[HostView]:
-    """Return every host that has workers or units to store, the data folder first."""
+    """Return the data folder's host, then every host that has workers or units to store."""
     of_host: dict[int, list[WorkerView]] = {}
     present = select(WORKER).where(WORKER.c.alive_until > tx.clock).order_by(WORKER.c.owner)
     for row in tx.connection.execute(present).mappings():
@@ -105,10 +106,10 @@ def views(tx: Transaction) -> list[HostView]:
 
 
 def silent(tx: Transaction, silence_s: float) -> list[str]:
-    """Return the hosts, but for the data folder's, that hold units and have not been seen for a while.
+    """Return the hosts, except the data folder's, that hold units and have not been seen for `silence_s`.
 
-    None while the data folder's host has not been there itself for as long as the others need to come back:
-    they may have been away with it, or with the database.
+    None are returned until the data folder's host has itself been back for `BACK_S`: the others may have been
+    cut off together with it, or with the database.
     """
     is_there = HOST.c.seen_at > tx.now - timedelta(seconds=workers.GAP_S)
     is_back = HOST.c.there_since <= tx.now - timedelta(seconds=BACK_S)
@@ -121,47 +122,48 @@ def silent(tx: Transaction, silence_s: float) -> list[str]:
 
 
 def forget(tx: Transaction, host_id: str) -> int:
-    """Give up what a host holds: its units run again elsewhere. Return how many.
+    """Give up what a host holds, so that its units run again elsewhere; return how many.
 
-    If it comes back it is a host like any other. The data folder's place is then free for another one; jobs
-    that are pushed nowhere had their datasets there alone, and end. Raises NotFound.
+    If the host comes back, it is a host like any other. If it is the data folder's, its place becomes free
+    for another data folder, and jobs that are not pushed end, since their datasets were only there. Raises
+    NotFound.
     """
     check_write(tx)
     lost = number(tx, host_id)
     if lost is None:
         cure = "`quarry workers list` says which there are"
         raise NotFound(f"there is no host {host_id}", field="host_id", cure=cure)
-    # What was consumed has its index in the data folder alone.
+    # The indexes of consumed units are only in the data folder.
     is_there_alone = ~UNIT_COMMIT.c.is_stored | (JOB.c.publish_subject == JOB.c.id)
     held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.job_id == JOB.c.id, UNIT_COMMIT.c.host == lost)
     holds = held.where(is_there_alone).exists()
     in_order = select(JOB.c.id).where(holds, JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
     job_ids = tx.connection.scalars(in_order).all()
     counts = sum((_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids), Counter[str]())
-    totals.keep(tx, counts)  # behind the jobs, of which it is a part to nobody any more
+    totals.keep(tx, counts)  # locked after the jobs
     if lost == HOME:
         on = select(JOB.c.id).where(JOB.c.state.not_in(OVER))
         stored = UNIT_COMMIT.c.host == HOME, UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.job_id.in_(on)
         tx.connection.execute(update(UNIT_COMMIT).where(*stored).values(host=NOWHERE))
-    # Behind the jobs, as a beat: else the two would wait for each other.
+    # After the jobs, as in a beat; otherwise the two could deadlock.
     gone = {"is_lost": True} | ({"id": None} if lost == HOME else {})
     tx.connection.execute(update(HOST).where(HOST.c.number == lost).values(gone))
     return counts["units_done"]
 
 
 def _run_again(tx: Transaction, job: LockedJob, host: int) -> Counter[str]:
-    """Let a job's units that only a lost host held wait for another attempt; return what they had counted."""
+    """Queue again a job's units that only a lost host held; return what they had added to the counters."""
     held = UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored
     columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.num_tokens, UNIT_COMMIT.c.num_bytes
     if not job.is_pushed:
         detail = "its dataset was in a data folder that was given up"
-        # One that has ended says so itself if it is resumed.
+        # A job that has ended reports it when it is resumed.
         for end in [to for to in (JobState.FAILED, JobState.CANCELLED) if to in JOB_MOVES[job.state]][:1]:
             stop(tx, job, end, OptionRefused(detail, cure="submit a new job").problem())
         return Counter()
     lost = tx.connection.execute(select(*columns).where(*held)).all()
     units = [row.unit for row in lost]
-    # What was rejected stays so, as if by the plan; the rows that were written come again.
+    # Rejects stay, as if the plan had rejected them; the rows that were written are captured again.
     rejected = select(func.count()).where(REJECT.c.job_id == UNIT.c.job_id, REJECT.c.unit == UNIT.c.unit)
     of_units = UNIT.c.job_id == job.id, UNIT.c.unit.in_(units)
     fewer = UNIT.c.num_samples - rejected.scalar_subquery()

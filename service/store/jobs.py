@@ -1,4 +1,4 @@
-"""Jobs: accepted once a key, read, listed, counted, cancelled and resumed."""
+"""Jobs: accepted once per idempotency key, read, listed, counted, cancelled and resumed."""
 
 import re
 import secrets
@@ -34,24 +34,24 @@ from service.store.transitions import (
 from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 
 CURSOR = re.compile("[0-9]{1,18}")
-"""The number of the last job on the page before: the job may be deleted meanwhile."""
+"""The number of the last job on the previous page, which may have been deleted meanwhile."""
 MADE = ("progress", "repository", "waits")
-"""What of a job is no column of its row."""
+"""Fields of `JobRow` that are not columns of `job`."""
 STARTS = "an engine that starts and loads the model"
-"""What a job waits for whose units are held by workers that have no engine yet."""
+"""What a job waits for if its units are held only by workers that have no engine yet."""
 RECENT_EVENTS = 20
 TO_CAPTURE = POLICIES[TaskKind.CAPTURE].job_states
 
 
 def new_id() -> str:
-    """Return the id of a new submission, which is never given twice."""
+    """Return an id for a new submission; ids are never reused."""
     return job_id_from_content(secrets.token_hex(16))
 
 
 def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
-    """Return the job that the owner's key names; none where the key is free.
+    """Return the job that the owner's key names, or None if the key is free.
 
-    Raises IdempotencyConflict where it names a job with another request, or one that was deleted.
+    Raises IdempotencyConflict if it names a job with another request, or a deleted one.
     """
     of_key = select(SUBMISSION.c.job_id, SUBMISSION.c.deleted_at, JOB).where(_of_key(made))
     with_job = of_key.outerjoin(JOB, JOB.c.id == SUBMISSION.c.job_id)
@@ -71,14 +71,14 @@ def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
 
 
 def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
-    """Insert a job unless its owner's key names one; say whether it is new.
+    """Insert a job unless its owner's key names one; return the job and whether it is new.
 
     Raises IdempotencyConflict, and what `keys.check_quota` raises.
     """
     ended = and_(_of_key(made), SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE)
     tx.connection.execute(delete(SUBMISSION).where(ended))
     claim = tx.insert(SUBMISSION).values(owner=made.owner or "", key=made.idempotency_key, job_id=made.id)
-    # Behind a transaction that claims the same key now.
+    # Waits for a transaction that is claiming the same key.
     claimed = claim.on_conflict_do_nothing().returning(SUBMISSION.c.job_id)
     if tx.connection.scalar(claimed) is None:
         named = submitted(tx, made)
@@ -126,7 +126,7 @@ def page(
     cursor: str | None = None,
     limit: int = 50,
 ) -> tuple[list[JobRow], str | None]:
-    """Return a page of jobs, of one owner if one is given, newest first, and the cursor of the next.
+    """Return a page of jobs, newest first, of one owner if one is given, and the cursor of the next page.
 
     Raises RequestError for an unknown cursor.
     """
@@ -151,7 +151,7 @@ def request_json(tx: Transaction, job_id: str) -> str:
 
 
 def request_head(tx: Transaction, job_id: str, limit: int) -> str:
-    """Return the first characters of a job's request, which may hold megabytes of samples."""
+    """Return the first `limit` characters of a job's request, which may hold megabytes of samples."""
     head = select(func.substr(REQUEST.c.body, 1, limit)).where(REQUEST.c.job_id == job_id)
     return tx.connection.scalar(head) or ""
 
@@ -162,17 +162,17 @@ def request(tx: Transaction, job_id: str) -> ExtractRequest:
 
 
 def cancel(tx: Transaction, job_id: str) -> JobRow:
-    """Stop a job for good or until it is resumed. Raises NotFound, IllegalMove."""
+    """Cancel a job; it can be resumed. Raises NotFound, IllegalMove."""
     return _stopped(tx, job_id, JobState.CANCELLED)
 
 
 def pause(tx: Transaction, job_id: str) -> JobRow:
-    """Give back all of a job's work until it is resumed. Raises NotFound, IllegalMove."""
+    """Pause a job and give back its leases until it is resumed. Raises NotFound, IllegalMove."""
     return _stopped(tx, job_id, JobState.PAUSED)
 
 
 def _stopped(tx: Transaction, job_id: str, state: JobState) -> JobRow:
-    """Return the job in `state`; one that is there already stays as it is."""
+    """Move the job to `state` unless it is already in it, and return it."""
     locked = lock_job(tx, job_id)
     if locked.state is not state:
         stop(tx, locked, state)
@@ -180,9 +180,9 @@ def _stopped(tx: Transaction, job_id: str, state: JobState) -> JobRow:
 
 
 def set_priority(tx: Transaction, job_id: str, priority: int) -> JobRow:
-    """Let a job's tasks be leased before those of lower priorities; what is leased stays so.
+    """Let a job's tasks be leased before those of lower priorities; tasks already leased stay leased.
 
-    A job that has ended stays as it is. Raises NotFound.
+    A job that has ended is not changed. Raises NotFound.
     """
     locked = lock_job(tx, job_id)
     if locked.state in ENDED_JOB_STATES:
@@ -193,12 +193,12 @@ def set_priority(tx: Transaction, job_id: str, priority: int) -> JobRow:
 
 
 def resume(tx: Transaction, job_id: str) -> JobRow:
-    """Queue a stopped job with all it has; failed units and counted deaths start afresh.
+    """Queue a stopped job again with what it has captured; failed units and counted deaths start afresh.
 
-    A worker that rests from its model probes at once.
+    A worker that rests from its model may probe it at once.
 
-    Raises NotFound; IllegalMove, also where a later run of its schedule takes the rest of its samples; and
-    what `keys.check_quota` raises where the job had ended, since it did not count any more.
+    Raises NotFound; IllegalMove, also if a later run of its schedule takes the rest of its samples; and what
+    `keys.check_quota` raises if the job had ended, since it no longer counted against the quota.
     """
     locked = lock_job(tx, job_id)
     later = select(SCHEDULE.c.last_job).where(
@@ -217,7 +217,7 @@ def resume(tx: Transaction, job_id: str) -> JobRow:
 
 
 def queue_again(tx: Transaction, locked: LockedJob) -> None:
-    """Queue a locked job with all it has, whatever its owner's quota. Raises IllegalMove."""
+    """Queue a locked job again, whatever its owner's quota. Raises IllegalMove."""
     totals.keep(tx, {"units_failed": locked.progress.units_failed})
     locked = move_job(tx, locked, JobState.QUEUED)
     for task in tasks_in(tx, locked, TaskState.FAILED):
@@ -229,12 +229,14 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
         TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING, TASK.c.kind.in_(again)
     )
     tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
-    # They still run alone.
+    # Such units still run alone.
     tx.connection.execute(waiting.where(TASK.c.lone_deaths.is_not(None)).values(lone_deaths=LoneDeaths()))
 
 
 def note(tx: Transaction, job_id: str, problem: Problem) -> None:
-    """Let an event of a job say what is wrong beside its work; the same again is no news. Raises NotFound."""
+    """Record a problem beside the job's own work as an event, unless a recent event has it. Raises
+    NotFound.
+    """
     locked = lock_job(tx, job_id)
     recent = events(tx, job_id, after=locked.last_event - RECENT_EVENTS)
     if problem not in (event.problem for event in recent):
@@ -242,7 +244,9 @@ def note(tx: Transaction, job_id: str, problem: Problem) -> None:
 
 
 def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:
-    """Return the number of jobs in every state, without those to capture that `worker` rests from."""
+    """Return the number of jobs in every state, without jobs to capture that `worker` cannot take at
+    present.
+    """
     query = select(JOB.c.state, func.count()).group_by(JOB.c.state)
     if worker is not None:
         query = query.where(~workers.left_by(tx, worker) | JOB.c.state.not_in(TO_CAPTURE))
@@ -251,7 +255,9 @@ def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:
 
 
 def num_events(tx: Transaction, owner: str | None = None) -> tuple[int, int]:
-    """Return how many events the jobs of `owner`, or all, have had, and how many jobs there are."""
+    """Return how many events the jobs of `owner`, or of all owners, have had, and the number of those
+    jobs.
+    """
     query = select(func.coalesce(func.sum(JOB.c.last_event), 0), func.count())
     events, number = tx.connection.execute(query.where(JOB.c.owner == owner) if owner else query).one()
     return int(events), number
@@ -263,7 +269,7 @@ def state(tx: Transaction, job_id: str) -> JobState:
 
 
 def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
-    """Return events numbered above `after`, in order; none that comes later gets a lower number."""
+    """Return events numbered above `after`, in order; later events always get higher numbers."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id, EVENT.c.id > after)
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
 
@@ -275,14 +281,14 @@ def recent_events(tx: Transaction, job_id: str, limit: int) -> list[Event]:
 
 
 def unknown(job_id: str) -> NotFound:
-    """Return the error of an id that no job has, or none that the caller may see."""
+    """Return the error for an id of no job, or of no job that the caller may see."""
     return NotFound(f"there is no job {job_id}", field="job_id")
 
 
 def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str, list[Event] | None]:
-    """Return the newest events of each job above the number in `last`; None for a job that is gone.
+    """Return each job's newest events above the number in `last`; None for a job that was deleted.
 
-    Jobs without any are left out.
+    Jobs without new events are left out.
     """
     query = select(JOB.c.id, JOB.c.last_event).where(JOB.c.id.in_(last))
     numbers = {job_id: number for job_id, number in tx.connection.execute(query)}
@@ -294,7 +300,7 @@ def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str
 
 
 def _one(tx: Transaction, query: Select[Any], job_id: str) -> RowMapping:
-    """Return the one row that a query finds of a job. Raises NotFound."""
+    """Return the one row that a query finds for a job. Raises NotFound."""
     row = tx.connection.execute(query).mappings().one_or_none()
     if row is None:
         raise unknown(job_id)

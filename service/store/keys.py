@@ -1,4 +1,4 @@
-"""API keys: made, found, listed and revoked; what the keys of an owner allow together."""
+"""API keys: made, found, listed and revoked; and what an owner's keys allow together."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from service.store.database import Transaction
 from service.store.tables import API_KEY, JOB
 
 NOTHING = Grants(scopes=(Scope.JOBS_READ,))
-"""What an owner may read whose keys are all revoked or expired: what is public."""
+"""The grants of an owner whose keys are all revoked or expired: what is public."""
 
 
 def add(tx: Transaction, key_id: str, sha256: str, new: NewKey) -> KeyView:
-    """Keep a key by the digest of its secret."""
+    """Store a key with the digest of its secret."""
     grants = Grants(**new.model_dump(include=set(Grants.model_fields)))
     values = {"id": key_id, "sha256": sha256, "grants": grants, "created_at": tx.now}
     tx.connection.execute(insert(API_KEY).values(name=new.name, expires_at=new.expires_at, **values))
@@ -30,7 +30,7 @@ def every(tx: Transaction) -> list[KeyView]:
 
 
 def exists(tx: Transaction) -> bool:
-    """Say whether a key was ever made."""
+    """Return whether a key was ever made."""
     return tx.connection.scalar(select(API_KEY.c.id).limit(1)) is not None
 
 
@@ -42,16 +42,16 @@ def active(tx: Transaction, key_id: str) -> tuple[KeyView, str] | None:
 
 
 def revoke(tx: Transaction, key_id: str) -> KeyView:
-    """Let a key be used no more; one that is revoked stays as it is. Raises NotFound."""
+    """Revoke a key; one that is already revoked is not changed. Raises NotFound."""
     of_id = (API_KEY.c.id == key_id) & API_KEY.c.revoked_at.is_(None)
     tx.connection.execute(update(API_KEY).where(of_id).values(revoked_at=tx.now))
     return _one(tx, key_id)
 
 
 def granted(tx: Transaction, owner: str | None) -> Grants | None:
-    """Return what an owner's jobs may read: all that the owner's keys allow together.
+    """Return what an owner's jobs may read: everything that any of the owner's keys allows.
 
-    None where nothing is limited: the owner is the operator, or has an admin's key.
+    None if nothing is limited: the owner is the operator, or has an admin key.
     """
     if owner is None:
         return None
@@ -66,12 +66,12 @@ def granted(tx: Transaction, owner: str | None) -> Grants | None:
 
 
 def check_quota(tx: Transaction, owner: str | None) -> None:
-    """Return if an owner may have another job.
+    """Return only if an owner may have another job.
 
-    Raises QuotaExceeded, which names the tightest limit; KeyRefused where no key of the owner is valid any
-    more, as that of a schedule may be.
+    Raises QuotaExceeded, which names the tightest limit; KeyRefused if no key of the owner is valid any more,
+    which happens with schedules.
 
-    On PostgreSQL the owner's keys stay locked, so that two submissions do not both take the last place.
+    On PostgreSQL the owner's keys stay locked, so that two submissions cannot both take the last place.
     """
     if owner is None:
         return
@@ -86,7 +86,7 @@ def check_quota(tx: Transaction, owner: str | None) -> None:
 
 
 def check_bytes(tx: Transaction, owner: str | None, waiting_bytes: int = 0) -> None:
-    """Return if an owner may have more bytes here: of requests, shards that are, and what waits for a job.
+    """Return only if an owner may have more bytes here: of requests, existing shards and posted samples.
 
     Raises QuotaExceeded.
     """

@@ -1,4 +1,4 @@
-"""Bringing a database to the newest schema; any number of processes may do so at once."""
+"""Migrates a database to the newest schema; any number of processes may do so at once."""
 
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from service.errors import VersionRefused
 from service.store.database import Transaction
 
 LOCK_KEY = 0x51554152
-"""PostgreSQL's advisory lock that migrations take turns with ("QUAR")."""
+"""Key of the PostgreSQL advisory lock that serializes migrations ("QUAR")."""
 VERSION = select(column("version_num", Text)).select_from(table("alembic_version"))
 
 
@@ -24,12 +24,12 @@ def check(tx: Transaction) -> None:
 
 
 def is_new(tx: Transaction) -> bool:
-    """Say whether no service has made its tables in the database yet."""
+    """Return whether no service has created its tables in the database yet."""
     return MigrationContext.configure(tx.connection).get_current_revision() is None
 
 
 def check_write(tx: Transaction) -> None:
-    """Refuse a write where a newer service has migrated since this one began. Raises VersionRefused."""
+    """Refuse to write if a newer service has migrated since this one started. Raises VersionRefused."""
     _compare(tx.connection.scalar(VERSION))
 
 
@@ -42,7 +42,7 @@ def _compare(revision: str | None) -> None:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the versions that this service made or can bring to its own, the newest first."""
+    """Return this service's version and those that it can migrate from, newest first."""
     return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
@@ -54,9 +54,9 @@ def _config() -> Config:
 
 
 def migrate(tx: Transaction) -> None:
-    """Run every missing migration; the others wait for its end and find nothing to do.
+    """Run every missing migration; concurrent callers wait for that and then find nothing to do.
 
-    Raises VersionRefused where a newer service has migrated, or one of before the first migration.
+    Raises VersionRefused if the database was migrated by a newer service, or made before the first migration.
     """
     if tx.connection.dialect.name == "postgresql":
         tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))

@@ -1,4 +1,6 @@
-"""Planning: one planner a job fixes its identity and adds its units, each with the rejects beside it."""
+"""Planning: one planner per job fixes its identity and adds its units, each with the rejects planned
+with it.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,13 +19,15 @@ from service.store.transitions import LockedJob, add_task, count, record
 from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind, TaskState
 
 AHEAD_UNITS = 64
-"""That wait for capture while the next pass over a source is planned: their plans lie in the database."""
+"""How many units may wait for capture when the next pass over a source is planned: their plans are in the
+database.
+"""
 
 
 def lease(store: Store, owner: str, ttl_s: float, *, outranking: str | None = None) -> PlanLease | None:
-    """Lease the planning of the oldest job without a planner, of the highest priority.
+    """Lease the planning of the oldest job of the highest priority that has no planner.
 
-    With `outranking`, a job, it must be a higher one than that job's.
+    With `outranking`, the id of a job, the priority must be higher than that job's.
     """
     return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s, Choice(outranking=outranking))
 
@@ -43,9 +47,9 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:
 
 
 def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
-    """Fix what the dataset is, before its first unit.
+    """Fix the dataset's identity, before its first unit.
 
-    Raises IdentityChanged if it is fixed otherwise, LeaseLost.
+    Raises IdentityChanged if a different one is already fixed, LeaseLost.
     """
     job, _ = tasks.held(tx, lease)
     if job.identity is None:
@@ -63,9 +67,9 @@ def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
 def add_unit(
     tx: Transaction, lease: PlanLease, unit: PlannedUnit, rejects: Sequence[RejectView], known: int = 0
 ) -> None:
-    """Add a unit and the rejects planned with it; the same unit again changes nothing.
+    """Add a unit and the rejects planned with it; adding the same unit again changes nothing.
 
-    `known` counts the samples before its end that an earlier run has written.
+    `known` counts the samples skipped on the way because an earlier run has written them.
 
     Raises IdentityChanged if it was planned with other samples, LeaseLost.
     """
@@ -108,11 +112,12 @@ def finish(
     *,
     is_last: bool = True,
 ) -> None:
-    """Close the plan with the rejects and the known samples after its last unit, and end the lease.
+    """Close the plan with the rejects and known samples after its last unit, and end the lease.
 
-    Of a pass that is not the last, and that has added a unit, another one follows.
+    If the pass is not the last and has added a unit, another pass follows.
 
-    Raises SourceRefused if the plan is empty, unless it is of new or posted samples or of a part; LeaseLost.
+    Raises SourceRefused if the plan is empty, unless it is for new or posted samples or for a part;
+    LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     may_be_empty = job.known_identity.part or job.schedule or job.spool
@@ -137,7 +142,7 @@ def finish(
 
 
 def add_pass(tx: Transaction, job: LockedJob) -> None:
-    """Have the next pass over a locked job's source planned, once few units of the one before wait."""
+    """Queue the next pass over a locked job's source, once few units of the previous pass are waiting."""
     progress = job.progress
     if progress.plan_done or progress.units_planned - progress.units_done > AHEAD_UNITS:
         return
@@ -154,7 +159,7 @@ def add_pass(tx: Transaction, job: LockedJob) -> None:
 
 
 def add_rejects(tx: Transaction, job_id: str, unit: int | None, rejects: Sequence[RejectView]) -> None:
-    """Insert rejects of a unit, or of the plan where `unit` is null."""
+    """Insert rejects of a unit, or of the plan if `unit` is None."""
     whose = {"job_id": job_id, "unit": unit}
     rows = [whose | {"position": entry.position, "turn": entry.turn, "entry": entry} for entry in rejects]
     if rows:

@@ -1,4 +1,4 @@
-"""What is particular to each kind of task; everything else is the same for all of them."""
+"""The policy of each kind of task; everything else is the same for all kinds."""
 
 import sys
 from dataclasses import dataclass
@@ -10,20 +10,19 @@ from service.store.values import TaskKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a kind's tasks are leased and named, and what becomes of a job whose task cannot be ended.
+    """How a kind's tasks are leased and named, and what happens to a job whose task keeps failing.
 
-    `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
-    `told_by_job`: the job itself says why the task is tried again, and not an event of each attempt.
-    `by_turns`: of jobs of one priority, those whose owner has none leased come first.
-    `one_an_owner`: of one owner's jobs, one task at a time is leased.
-    `of_hosts`: its item is the host that alone may work on it.
-    `ahead`: it is done ahead of time, so that no error but one that fails the job ends it.
-    `few`: jobs of any number have few open tasks of it, from which they are found.
-    `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
-    `exhausted` is the job's state after the last attempt that may fail, VOID if none ever ends it;
-    `max_deaths` is how many owners may vanish over the task, killed or crashed, before the job is blocked.
-    `delay` is waited for after the first failed attempt, as a share of the lease's time, and doubles with
-    each, up to that time.
+    `of_units`: a task is a unit of its job; the job counts it and has an event for each of its moves.
+    `told_by_job`: the job's problem says why the task is retried, instead of one event per attempt.
+    `by_turns`: among jobs of equal priority, those whose owner has no lease of this kind come first.
+    `one_an_owner`: at most one task of an owner's jobs is leased at a time. `of_hosts`: the task's item is
+    the only host that may work on it. `ahead`: the task is done ahead of time, so only an error that fails
+    the job stops it. `few`: open tasks of this kind are few even if jobs are many, so jobs are found from the
+    tasks. `one_a_subject`: tasks of different jobs may share a subject, on which one lease at a time may
+    work. `exhausted` is the outcome after the last allowed failed attempt; with VOID, retries never end;
+    `max_deaths` is how many owners may be killed or crash while holding the task before the job is blocked.
+    `delay` is the wait after the first failed attempt, as a fraction of the lease's duration; it doubles with
+    each further one, up to that duration.
     """
 
     job_states: frozenset[JobState]
@@ -52,7 +51,7 @@ POLICIES = {
         blame="planners died without a word over this job",
         cure="look for the reason in the planner's log and the kernel's (memory), then resume",
     ),
-    # More deaths than attempts: a node that restarts is no fault of the unit that it happened to hold.
+    # More deaths than attempts: a unit is not to blame if the node that happens to hold it restarts.
     TaskKind.CAPTURE: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         of_units=True,
@@ -64,7 +63,8 @@ POLICIES = {
         cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
         "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
     ),
-    # Nothing waits for it: what is not stored by the time all is captured goes with the publication.
+    # Nothing waits for it: units in the data folder that are not stored once all is captured are pushed by
+    # publishing.
     TaskKind.STORE: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         of_hosts=True,
@@ -83,7 +83,7 @@ POLICIES = {
         blame="publishers died without a word over this job",
         cure="look for the reason in the worker's log and the kernel's (memory), then resume",
     ),
-    # How an attempt ends is recorded by `webhooks`; only a bug ends one otherwise.
+    # `webhooks` records how an attempt ends; it ends in another way only through a bug.
     TaskKind.WEBHOOK: Policy(
         job_states=frozenset(JobState) - {JobState.QUEUED, JobState.DELETING},
         one_an_owner=True,
@@ -91,7 +91,7 @@ POLICIES = {
         exhausted=Outcome.VOID,
         delay=1.0,
     ),
-    # It is tried again for as long as the job is there.
+    # Retried for as long as the job exists.
     TaskKind.DELETE: Policy(
         job_states=frozenset({JobState.DELETING}),
         told_by_job=True,
@@ -102,5 +102,5 @@ POLICIES = {
 
 
 def task_name(kind: TaskKind, item: int) -> str:
-    """Return how a job's task is called: `unit 3`, or its kind."""
+    """Return the name of a job's task: `unit 3`, or its kind."""
     return f"unit {item}" if POLICIES[kind].of_units else kind.value

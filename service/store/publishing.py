@@ -1,4 +1,4 @@
-"""Publishing: one committer a repository takes a job whose units are all done, and completes it."""
+"""Publishing: one committer per repository takes a job whose units are all done, and completes it."""
 
 from dataclasses import replace
 
@@ -14,9 +14,9 @@ from service.store.values import Lease, PublishLease, TaskKind
 
 
 def lease(store: Store, owner: str, ttl_s: float, *, unpushed: bool = False) -> PublishLease | None:
-    """Lease the publishing of the oldest captured job whose repository nobody commits to.
+    """Lease the publishing of the oldest captured job whose repository nobody else is publishing to.
 
-    Of one without a repository, if it must be `unpushed`.
+    With `unpushed`, only of a job without a repository.
     """
     return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s, Choice(unpushed=unpushed))
 
@@ -34,7 +34,7 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PublishLease:
 
 
 def advance(tx: Transaction, lease: PublishLease) -> None:
-    """Forget earlier attempts, deaths and problems, since a new commit is made. Raises LeaseLost."""
+    """Forget earlier attempts, deaths and problems, since a new commit was made. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     tasks.forgive(tx, task)
     tasks.pause(tx, job.publish_subject, storing.APART)
@@ -43,7 +43,7 @@ def advance(tx: Transaction, lease: PublishLease) -> None:
 
 
 def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> None:
-    """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
+    """Complete a job whose whole dataset is in `hub_commit`, None without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     if hub_commit is not None:
         of_job = update(UNIT_COMMIT).where(UNIT_COMMIT.c.job_id == job.id, ~UNIT_COMMIT.c.is_stored)

@@ -1,4 +1,4 @@
-"""What became of a schedule's slots: one row a slot, of which old ones are deleted."""
+"""The outcomes of a schedule's slots: one row per slot; old rows are deleted."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +12,7 @@ from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import JOB
 
 LATE = timedelta(minutes=5)
-"""A slot that nobody has looked at for so long was missed."""
+"""A slot that was not processed within this time counts as missed."""
 RUNS_KEPT = 1000
 
 
@@ -24,9 +24,9 @@ def record(
     detail: str | None = None,
     job_id: str | None = None,
 ) -> None:
-    """Write down what became of a slot; where a clock was set back and the times were changed, only once.
+    """Record the outcome of a slot; only the first, if the clock was set back or the times were changed.
 
-    The schedule is locked.
+    The schedule must be locked.
     """
     values = {"slot": slot, "outcome": outcome, "at": tx.now, "detail": detail, "job_id": job_id}
     tx.connection.execute(tx.insert(RUN).values(schedule=schedule, **values).on_conflict_do_nothing())
@@ -34,7 +34,7 @@ def record(
 
 
 def note(tx: Transaction, job_id: str, detail: str, outcome: RunOutcome | None = None) -> None:
-    """Write a remark beside a job in the list of its schedule's runs, and another outcome if one is given."""
+    """Set the detail of a job's run in its schedule, and the outcome if one is given."""
     values = {"detail": detail} | ({} if outcome is None else {"outcome": outcome})
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(values))
 
@@ -60,7 +60,7 @@ def _view(row: dict[str, Any]) -> RunView:
 
 
 def last_good_at(tx: Transaction, schedule: int) -> datetime | None:
-    """Return when a job of a schedule was last completed; the job may be deleted by now."""
+    """Return when a job of a schedule was last completed with all its samples; it may be deleted by now."""
     ended_at = func.coalesce(RUN.c.job_ended_at, JOB.c.updated_at, type_=RUN.c.at.type)
     completed = func.coalesce(RUN.c.job_state, JOB.c.state) == JobState.COMPLETED.value
     query = select(ended_at).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
@@ -71,7 +71,9 @@ def last_good_at(tx: Transaction, schedule: int) -> datetime | None:
 
 
 def _forget_old(tx: Transaction, schedule: int) -> None:
-    """Delete runs beyond the newest, but for those whose job or keys are there, and the last good one."""
+    """Delete runs older than the newest `RUNS_KEPT`, except those whose job or captured samples still exist,
+    and the last good one.
+    """
     mine = RUN.c.schedule == schedule
     newest = select(RUN.c.slot).where(mine).order_by(RUN.c.slot.desc()).offset(RUNS_KEPT).limit(1)
     good = select(func.max(RUN.c.slot)).where(mine, RUN.c.job_state == JobState.COMPLETED)

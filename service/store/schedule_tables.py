@@ -1,4 +1,6 @@
-"""The tables of schedules: their rules, what came of each slot, and which samples their runs captured."""
+"""The tables of schedules: their rules, the outcome of each slot, and the samples that their runs
+captured.
+"""
 
 from sqlalchemy import (
     BigInteger,
@@ -22,21 +24,21 @@ from service.store.tables import METADATA
 SCHEDULE = Table(
     "schedule",
     METADATA,
-    # Random: another database on the same data folder, or this one later, never gives it again.
+    # Random, so that no other database on the same data folder, nor this one later, assigns it again.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
     Column("name", String(63), nullable=False, unique=True),
     Column("owner", String(63)),
     Column("rules", Document(ScheduleRules), nullable=False),
     Column("paused", Boolean, nullable=False),
-    # The first slot that nothing was decided on; null after the last.
+    # The first slot that is not decided yet; null after the last.
     Column("next_slot", UtcTime),
-    # A slot that has come and waits for the last job's end.
+    # A slot that is due and waits for the last job to end.
     Column("waiting_slot", UtcTime),
     Column("last_job", String(32)),
     Column("created_at", UtcTime, nullable=False),
 )
 
-# The numbers of deleted schedules: what may still be posted to one is removed, and no other's.
+# Numbers of deleted schedules: whatever is still posted to them is removed.
 DELETED_SCHEDULE = Table(
     "deleted_schedule",
     METADATA,
@@ -59,7 +61,7 @@ RUN = Table(
     Column("outcome", states(RunOutcome), nullable=False),
     Column("at", UtcTime, nullable=False),
     Column("detail", Text),
-    # No foreign key: a job may be deleted. How it had ended by then is kept, and what it was.
+    # No foreign key: a job may be deleted. Its final state and identity are kept then.
     Column("job_id", String(32)),
     Column("job_state", states(JobState)),
     Column("job_ended_at", UtcTime),
@@ -67,7 +69,8 @@ RUN = Table(
     Index("run_by_job", "job_id"),
 )
 
-# The hashes of a unit's samples, 16 bytes each. They outlive the job: what it wrote is not written again.
+# The hashes of a unit's samples, 16 bytes each. They outlive the job, so that its samples are not captured
+# again.
 CAPTURED_SAMPLES = Table(
     "captured_samples",
     METADATA,

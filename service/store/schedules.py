@@ -1,7 +1,7 @@
-"""Schedules: each slot becomes a job, or is passed over by the schedule's rules, in one transaction.
+"""Schedules: in one transaction, each slot becomes a job or is skipped by the schedule's rules.
 
 Any number of processes may call `advance` at any time. The schedule's row is locked first, its next slot is
-moved on in the transaction that makes the job, and the database's clock alone says what time it is.
+advanced in the transaction that makes the job, and the only clock used is the database's.
 """
 
 import secrets
@@ -43,12 +43,12 @@ from service.store.values import NewJob
 SLOTS_SHOWN = 5
 
 Which = int | str
-"""A schedule's number, which is never given again, or the name, which may be another's a moment later."""
+"""A schedule's number, which is never reused, or its name, which another schedule may take at any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
-    """A schedule's row while this transaction keeps everybody else from changing it."""
+    """A schedule's row, locked by this transaction."""
 
     number: int
     name: str
@@ -61,7 +61,7 @@ class _Schedule:
 
 
 def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> ScheduleView:
-    """Add a schedule, whose first slot is the first after now. Raises Conflict if its name is taken."""
+    """Add a schedule; its first slot is the next one from now. Raises Conflict if its name is taken."""
     rules = schedule.rules()
     new = tx.insert(SCHEDULE).values(
         number=secrets.randbits(63),
@@ -87,10 +87,10 @@ def change(
     changed: Callable[[ScheduleRules], ScheduleRules],
     paused: bool | None = None,
 ) -> ScheduleView:
-    """Give a schedule the rules that `changed` makes of its own; pause it, or let it go on.
+    """Replace a schedule's rules by `changed(rules)`; pause or unpause it if `paused` is given.
 
-    Other times count from now, after a slot that has come was decided on by the rules of before; a pause
-    lets it be missed. Raises NotFound, and what `changed` raises.
+    Changed times apply from now on; slots already due are first decided by the old rules, or missed if the
+    schedule is being paused. Raises NotFound, and what `changed` raises.
     """
     schedule = _lock(tx, which)
     rules, paused = changed(schedule.rules), schedule.paused if paused is None else paused
@@ -109,9 +109,9 @@ def change(
 
 
 def set_aside(tx: Transaction, name: str, detail: str) -> None:
-    """Pause a schedule whose slot cannot be decided on; what is wrong is the slot's outcome.
+    """Pause a schedule whose slot cannot be decided, and record the error as the slot's outcome.
 
-    Its rules are not read: they may be what is wrong.
+    Its rules are not read, since they may be the cause.
     """
     slot = func.coalesce(SCHEDULE.c.waiting_slot, SCHEDULE.c.next_slot, type_=RUN.c.slot.type).label("slot")
     locked = select(SCHEDULE.c.number, slot).where(SCHEDULE.c.name == name).with_for_update()
@@ -123,12 +123,13 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
 
 
 def remove(tx: Transaction, which: Which) -> None:
-    """Delete a schedule and what is known of its slots and samples. Raises NotFound.
+    """Delete a schedule and the records of its slots and samples. Raises NotFound.
 
-    Its jobs stay, and go on if their samples were chosen before.
+    Its jobs stay, and continue if their samples were already chosen.
     """
     number = _lock(tx, which).number
-    # Also locks them: a commit of one of them comes before what it adds is deleted, or sees no schedule.
+    # This also locks them: a concurrent commit either comes first, and what it adds is deleted, or sees no
+    # schedule.
     its_jobs = update(JOB).where(or_(JOB.c.schedule == number, JOB.c.spool == number))
     tx.connection.execute(its_jobs.values(spool=None))
     for table in (RUN, SCHEDULE_REQUEST, CAPTURED_SAMPLES):
@@ -150,11 +151,11 @@ def due(tx: Transaction) -> list[str]:
 
 
 def advance(tx: Transaction, name: str) -> bool:
-    """Decide on the next slot that has come, if there is one; return whether there was."""
+    """Decide the next slot that is due; return whether there was one."""
     try:
         schedule = _lock(tx, name)
     except NotFound:
-        return False  # it was deleted meanwhile
+        return False  # deleted meanwhile
     if schedule.paused:
         return False
     goes_on = _has_running_job(tx, schedule)
@@ -167,7 +168,7 @@ def advance(tx: Transaction, name: str) -> bool:
         return False
     if rules.missed is Missed.ALL:
         if schedule.waiting_slot is not None:
-            return False  # it waits behind that one
+            return False  # it waits for that one
     elif (last := rules.last_until(tx.now)) is not None and last > slot:
         detail = f"so were all later ones before {last:%Y-%m-%d %H:%M} UTC"
         runs.record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
@@ -192,9 +193,9 @@ def advance(tx: Transaction, name: str) -> bool:
 
 
 def run_now(tx: Transaction, which: Which) -> RunView:
-    """Make a job now, beside the slots; an earlier one is cancelled if the rules say so.
+    """Make a job now, independently of the slots; an earlier one is cancelled if the rules say so.
 
-    Raises NotFound; Conflict if an earlier job goes on and is not to be cancelled.
+    Raises NotFound; Conflict if an earlier job has not ended and is not to be cancelled.
     """
     schedule = _lock(tx, which)
     if _has_running_job(tx, schedule) and schedule.rules.overlap is not Overlap.REPLACE:
@@ -205,12 +206,12 @@ def run_now(tx: Transaction, which: Which) -> RunView:
 
 
 def schedule_view(tx: Transaction, which: Which) -> ScheduleView:
-    """Return what the API says of a schedule. Raises NotFound."""
+    """Return the API's view of a schedule. Raises NotFound."""
     return _view(tx, _one(tx, select(SCHEDULE), which))
 
 
 def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
-    """Return a schedule's number and the name of its maker's key; None: the operator.
+    """Return a schedule's number and its owner, the name of a key; None is the operator.
 
     Raises NotFound.
     """
@@ -221,7 +222,7 @@ def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
 def page(
     tx: Transaction, *, owner: str | None = None, after: str = "", limit: int = 50
 ) -> list[ScheduleView]:
-    """Return schedules, of one owner if one is given, whose names come after `after`, by name."""
+    """Return schedules whose names sort after `after`, by name, of one owner if one is given."""
     query = select(SCHEDULE).where(SCHEDULE.c.name > after).order_by(SCHEDULE.c.name).limit(limit)
     if owner is not None:
         query = query.where(SCHEDULE.c.owner == owner)
@@ -229,9 +230,10 @@ def page(
 
 
 def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
-    """Return each schedule's name, when a job of it was last completed, or it was made, and if it is failing.
+    """Return each schedule's name, the time of its last completed job (or of its creation), and whether it is
+    failing.
 
-    The slots to come are not computed, which takes longer than all else.
+    Future slots are not computed, which would take longer than everything else.
     """
     rows = tx.connection.execute(select(SCHEDULE.c.number, SCHEDULE.c.name, SCHEDULE.c.created_at)).all()
     return [
@@ -241,14 +243,14 @@ def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
 
 
 def name_of(tx: Transaction, job_id: str) -> str | None:
-    """Return the name of the schedule that made a job; none where there is none, or no more."""
+    """Return the name of the schedule that made a job, or None if there is none or it was deleted."""
     of_job = select(SCHEDULE.c.name).join(RUN, RUN.c.schedule == SCHEDULE.c.number)
     name: str | None = tx.connection.scalar(of_job.where(RUN.c.job_id == job_id))
     return name
 
 
 def request_json(tx: Transaction, which: Which) -> str:
-    """Return the request that a schedule's jobs are made of. Raises NotFound."""
+    """Return the request from which a schedule's jobs are made. Raises NotFound."""
     return str(_one(tx, select(SCHEDULE_REQUEST.c.body).join(SCHEDULE), which)["body"])
 
 
@@ -259,7 +261,7 @@ def past(tx: Transaction, which: Which, *, before: datetime | None = None, limit
 
 
 def _one(tx: Transaction, query: Select[Any], which: Which) -> RowMapping:
-    """Return the one row that a query finds of a schedule. Raises NotFound."""
+    """Return the one row that a query finds for a schedule. Raises NotFound."""
     is_it = SCHEDULE.c.name == which if isinstance(which, str) else SCHEDULE.c.number == which
     row = tx.connection.execute(query.where(is_it)).mappings().one_or_none()
     if row is None:
@@ -276,7 +278,9 @@ def _lock(tx: Transaction, which: Which) -> _Schedule:
 
 
 def _has_running_job(tx: Transaction, schedule: _Schedule) -> bool:
-    """Say whether the last job has not ended; nobody resumes it before this transaction ends."""
+    """Return whether the last job has not ended; it is locked, so nobody can resume it in this
+    transaction.
+    """
     if schedule.last_job is not None:
         with suppress(NotFound):  # it was deleted
             return lock_job(tx, schedule.last_job).state not in ENDED_JOB_STATES
@@ -288,9 +292,10 @@ def _update(tx: Transaction, number: int, **values: object) -> None:
 
 
 def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
-    """Make the job of a slot; cancel the one before it if that goes on, and publish what it has written.
+    """Make the job of a slot; cancel the previous job if it has not ended, and publish what it has
+    written.
 
-    Where the job is refused, that is the outcome, and the one before it goes on.
+    If the job is refused, that is the slot's outcome, and the previous job continues.
     """
     try:
         with tx.connection.begin_nested():
@@ -298,23 +303,23 @@ def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
     except STORE_AWAY:
         raise
     except (QuarryError, ValidationError) as error:
-        # A request was right when it was given: a later version may refuse it.
+        # The request was valid when it was given, but a later version may refuse it.
         runs.record(tx, schedule.number, slot, RunOutcome.REFUSED, str(error))
     else:
         runs.record(tx, schedule.number, slot, RunOutcome.SUBMITTED, job_id=job_id)
 
 
 def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
-    """Make the job of a slot the schedule's last one; return its id.
+    """Submit the job of a slot and make it the schedule's last job; return its id.
 
-    The jobs that end by this have left the owner's quota before it is checked. They are locked before the
-    owner's keys are, as by a resume.
+    Jobs that this ends no longer count when the owner's quota is checked. They are locked before the owner's
+    keys, as in a resume.
     """
     request = ExtractRequest.model_validate_json(request_json(tx, schedule.name))
     if _has_running_job(tx, schedule):
         stop(tx, lock_job(tx, str(schedule.last_job)), JobState.CANCELLED)
     stopped = captured_samples.lock_stopped(tx, schedule.number)
-    # A tab is in no key that a caller can give.
+    # No key from a caller can contain a tab.
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
     new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
     spool = schedule.number if isinstance(request.source, PostedSource) else None
@@ -351,6 +356,6 @@ def _has_failed(run: RunView) -> bool:
 
 
 def unknown(which: Which) -> NotFound:
-    """Return the error of a name that no schedule has, or none that the caller may see."""
+    """Return the error for a name of no schedule, or of none that the caller may see."""
     cure = "GET /schedules lists the schedules"
     return NotFound(f"there is no schedule {which!r}", field="name", cure=cure)

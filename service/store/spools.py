@@ -1,4 +1,4 @@
-"""Whose the posted samples are: a schedule's, by its number, or those of the jobs that took them."""
+"""Ownership of posted samples: a schedule's, by its number, or those of the jobs that took them."""
 
 from dataclasses import dataclass
 
@@ -38,9 +38,9 @@ def source_of(tx: Transaction, number: int) -> tuple[str, str | None, Source]:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Which of the posted samples that an ended job took are in a dataset: where `is_whole`, all of them.
+    """Which of the posted samples that an ended job took are in a dataset: all of them if `is_whole`.
 
-    Where it completed otherwise, those that it did not pass on to the next run.
+    If it only `is_completed`, those that it did not leave to the next run.
     """
 
     spool: int
@@ -49,7 +49,7 @@ class Posted:
 
 
 def left_by(tx: Transaction, job_id: str) -> Posted | None:
-    """Return what became of a job's posted samples; none where no schedule has them any more."""
+    """Return what happened to a job's posted samples, or None if no schedule owns them any more."""
     state = func.coalesce(RUN.c.job_state, JOB.c.state).label("state")
     of_job = select(JOB.c.spool, RUN.c.outcome, state).outerjoin(RUN, RUN.c.job_id == JOB.c.id)
     row = tx.connection.execute(of_job.where(JOB.c.id == job_id, JOB.c.spool.is_not(None))).one_or_none()
@@ -60,10 +60,10 @@ def left_by(tx: Transaction, job_id: str) -> Posted | None:
 
 
 def leaving(tx: Transaction, lease: PlanLease) -> dict[str, bool]:
-    """Return the runs before a job that leave it posted samples, and whether each has written some.
+    """Return the earlier runs that leave posted samples to a job, and whether each has written any.
 
-    Those that were cut short, and those that stopped before they had written anything: none of them goes on.
-    Raises LeaseLost.
+    These are the runs that were cut short, or stopped before they had written anything; none of them
+    continues. Raises LeaseLost.
     """
     tasks.held(tx, lease)
     has_written = exists().where(SHARD.c.job_id == JOB.c.id).label("has_written")

@@ -1,4 +1,4 @@
-"""Storing: units that are captured go to the job's repository while others are captured."""
+"""Storing: pushes captured units to the job's repository while others are still being captured."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,13 +18,17 @@ from service.store.transitions import LockedJob, add_task, count, record
 from service.store.values import HOME, Lease, StoreLease, TaskKind, TaskState
 
 FULL_FILES = MAX_COMMIT_FILES
-"""Files that fill a commit: a unit has an index and a shard a rank."""
+"""How many files fill a commit: a unit has an index and one shard per rank."""
 APART, LATEST = timedelta(seconds=30), timedelta(minutes=10)
-"""Between two commits of a repository, and how long a unit waits for others: the Hub takes 128 an hour."""
+"""The time between commits to a repository, and how long a unit waits for others: the Hub allows 128 commits
+an hour.
+"""
 
 
 def add(tx: Transaction, job: LockedJob, host: int) -> None:
-    """Have what a host captured of a locked job stored: soon if it fills a commit, or else in a while."""
+    """Schedule the storing of what a host captured of a locked job: soon if it fills a commit, otherwise
+    later.
+    """
     mine = _task(job, host)
     soon, late = tx.now + APART, tx.now + LATEST
     state = tx.connection.scalar(select(TASK.c.state).where(mine))
@@ -39,14 +43,14 @@ def add(tx: Transaction, job: LockedJob, host: int) -> None:
 
 
 def unstored(tx: Transaction, host: int) -> tuple[int, int, int]:
-    """Return the bytes of a host's captured units whose shards go when they are stored, and their number.
+    """Return the bytes and the number of a host's captured units whose shards are removed once stored.
 
-    At last how many of them are of jobs that rest, and so go nowhere now.
+    The third value is how many of them belong to resting jobs, and so are not being stored.
     """
     waiting = ~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.host == host, UNIT_COMMIT.c.job_id.in_(_leaving(host))
     rests = func.sum(case((JOB.c.state.in_(RESTING_JOB_STATES), 1), else_=0))
     sums = select(func.sum(UNIT_COMMIT.c.num_bytes), func.count(), rests)
-    # One that is complete is a dataset like any other, whether its consumers take the rest or not.
+    # A completed job is a dataset like any other, whether its consumers take the rest or not.
     is_open = JOB.c.state != JobState.COMPLETED
     query = sums.join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id).where(*waiting, is_open)
     num_bytes, num_units, num_resting = (int(value or 0) for value in tx.connection.execute(query).one())
@@ -54,7 +58,7 @@ def unstored(tx: Transaction, host: int) -> tuple[int, int, int]:
 
 
 def hasten(tx: Transaction, host: int) -> None:
-    """Have such units stored now, though they fill no commit yet; not what failed a moment ago."""
+    """Store such units now, even if they do not fill a commit; tasks that failed wait for `APART`."""
     check_write(tx)
     mine = TASK.c.kind == TaskKind.STORE, TASK.c.item == host, TASK.c.job_id.in_(_leaving(host))
     fresh = TASK.c.problem.is_(None)
@@ -65,14 +69,15 @@ def hasten(tx: Transaction, host: int) -> None:
 
 
 def _leaving(host: int) -> Select[tuple[str]]:
-    """Select the jobs whose shards go from a host when they are stored."""
+    """Select the jobs whose shards are removed from a host once they are stored."""
     return select(JOB.c.id).where(or_(literal(host != HOME), ~JOB.c.keeps_local))
 
 
 def end_when_captured(tx: Transaction, job: LockedJob) -> None:
-    """Add the publishing of a locked job whose units are all done; it stores what the data folder has.
+    """Add the publishing of a locked job once all units are done; it also stores what is in the data
+    folder.
 
-    What other hosts have must be stored first, and is due now.
+    What other hosts have must be stored first; that becomes due now.
     """
     if not job.progress.is_captured:
         return
@@ -95,7 +100,7 @@ def _task(job: LockedJob, host: int) -> ColumnElement[bool]:
 
 
 def lease(store: Store, owner: str, ttl_s: float, host: int = HOME) -> StoreLease | None:
-    """Lease the storing of a job of which a host has captured units for a commit."""
+    """Lease the storing of a job's units that a host has captured."""
     return tasks.lease(store, TaskKind.STORE, _grant, owner, ttl_s, Choice(host=host))
 
 
@@ -105,7 +110,9 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> StoreLease:
 
 
 def take_turn(tx: Transaction, lease: StoreLease) -> float:
-    """Take the next commit of the job's repository, or return the seconds until then. Raises LeaseLost."""
+    """Claim the next commit to the job's repository: return 0, or the seconds to wait first. Raises
+    LeaseLost.
+    """
     job, _ = tasks.held(tx, lease)
     next_one = {"until": tx.now + APART}
     claim = tx.insert(PAUSE).values(subject=job.publish_subject, **next_one)
@@ -118,7 +125,8 @@ def take_turn(tx: Transaction, lease: StoreLease) -> float:
 
 
 def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
-    """Note that the repository holds these units of a host, and end the lease; others wait for their commit.
+    """Record that the repository holds these units of a host, and end the lease; other units wait for the
+    next commit.
 
     Raises LeaseLost.
     """
@@ -141,13 +149,13 @@ def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
 
 
 def _waiting(job_id: str, host: int) -> Select[tuple[int]]:
-    """Select a host's units of a job that are captured and not stored."""
+    """Select a host's units of a job that are captured but not stored."""
     mine = UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored
     return select(UNIT_COMMIT.c.unit).where(*mine)
 
 
 def _is_full(tx: Transaction, job_id: str, host: int) -> bool:
-    """Say whether a host's units of a job fill a commit; no more rows are read than that takes."""
+    """Return whether a host's units of a job fill a commit, reading no more rows than needed."""
     some = _waiting(job_id, host).limit(FULL_FILES).subquery()
     shards = select(SHARD.c.unit).join(some, SHARD.c.unit == some.c.unit).where(SHARD.c.job_id == job_id)
     counts = (select(func.count()).select_from(rows) for rows in (some, shards.limit(FULL_FILES).subquery()))

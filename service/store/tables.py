@@ -1,7 +1,7 @@
-"""The tables: a column for what a statement decides on or orders by, a JSON document for what is read whole.
+"""The tables: columns for what statements filter or order by, JSON documents for what is read as a whole.
 
-A job's request stands in its own table: it may hold 8 MiB of inline samples, and SQLite writes a whole row
-anew at every change of a counter beside it.
+A job's request has its own table: it may hold 8 MiB of inline samples, and SQLite rewrites a whole row
+whenever a counter in it changes.
 """
 
 from typing import Any
@@ -39,39 +39,39 @@ METADATA = MetaData()
 
 AT_WORK_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING})
 AT_WORK = text("state IN ({})".format(", ".join(f"'{state.value}'" for state in sorted(AT_WORK_STATES))))
-"""Of a job. A partial index is used where a query says its condition word for word."""
+"""A condition on a job. A partial index is used only if a query repeats its condition exactly."""
 
 
 def _partial_index(
     name: str, *columns: ColumnElement[Any], where: ColumnElement[bool] | TextClause, unique: bool = False
 ) -> None:
-    """Add an index of the rows of a table for which a condition holds."""
+    """Add an index of those rows of a table for which a condition holds."""
     Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
 
 
 JOB = Table(
     "job",
     METADATA,
-    # The order of submission. SQLite numbers only a column of the type INTEGER by itself.
+    # The order of submission. SQLite auto-numbers only a column of type INTEGER.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("id", String(32), nullable=False, unique=True),
     Column("request_sha256", String(64), nullable=False),
-    # Of its owner's `max_bytes`, until it is deleted.
+    # Counts against its owner's `max_bytes` until the job is deleted.
     Column("request_bytes", BigInteger, nullable=False),
     Column("publish_subject", Text, nullable=False),
-    # Of the request, for what is said of many jobs at once.
+    # Copied from the request, for listings of many jobs.
     Column("model", Text, nullable=False),
     Column("source_kind", String(16), nullable=False),
     Column("skips_canary", Boolean, nullable=False),
     Column("keeps_local", Boolean, nullable=False),
-    # Where its ends are reported.
+    # The URL to which its ends are reported.
     Column("webhook", Text),
     Column("priority", Integer, nullable=False),
-    # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
+    # The schedule whose earlier runs' samples the job skips. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
-    # The schedule whose posted samples the job takes, until that is deleted.
+    # The schedule whose posted samples the job takes, until the schedule is deleted.
     Column("spool", BigInteger().with_variant(Integer, "sqlite")),
-    # The name of the key that made it; null: the operator.
+    # The name of the key that made it; null for the operator.
     Column("owner", String(63)),
     Column("state", states(JobState), nullable=False),
     *(
@@ -80,16 +80,16 @@ JOB = Table(
     ),
     Column("problem", Document(Problem)),
     Column("identity", Document(Identity)),
-    # What the identity says of the model, by which a worker's engine rests.
+    # The identity's digest of the model, by which workers rest from a model.
     Column("model_sha256", String(64)),
     Column("provenance", Document(Provenance)),
     Column("hub_commit", Text),
     # Where the last pass over its source begins.
     Column("pass_unit", BigInteger, nullable=False, server_default="0"),
     Column("pass_position", BigInteger, nullable=False, server_default="0"),
-    # When its last unit so far was committed, or its plan was done without one.
+    # When its latest unit was committed, or its plan was finished without units.
     Column("captured_at", UtcTime),
-    # Of a job that is deleted: whether its dataset in the data folder is deleted with it.
+    # When the job is deleted: whether its dataset in the data folder is deleted, too.
     Column("deletes_dataset", Boolean, nullable=False, server_default=false()),
     Column("last_event", BigInteger, nullable=False),
     Column("created_at", UtcTime, nullable=False),
@@ -99,11 +99,12 @@ JOB = Table(
 )
 _partial_index("job_by_priority", JOB.c.priority.desc(), JOB.c.number, where=AT_WORK)
 
-# What a client calls a submission. It outlives the job as a tombstone: the same key never names another job.
+# Idempotency keys. A row outlives its job as a tombstone, so that the key does not name another job
+# meanwhile.
 SUBMISSION = Table(
     "submission",
     METADATA,
-    # As of a job, and empty for the operator: null is equal to nothing.
+    # As in `job`, but empty for the operator, since null equals nothing.
     Column("owner", String(63), primary_key=True),
     Column("key", Text, primary_key=True),
     # No foreign key: the job may be deleted.
@@ -126,13 +127,13 @@ UNIT = Table(
     Column("num_samples", Integer, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
     Column("plan_sha256", String(64), nullable=False),
-    # In the order of the job's commits, null before. An attempt that comes again keeps it.
+    # Its place in the order of the job's commits; null before. A unit that is captured again keeps it.
     Column("place", BigInteger),
     Index("unit_by_place", "job_id", "place", unique=True),
 )
 
-# What an attempt at a unit captures, until the unit is stored: the samples as planned, after a commit as they
-# were written, so that a unit that is lost with its host answers nothing anew.
+# What an attempt at a unit captures, kept until the unit is stored: the samples as planned, and after a
+# commit as written, so that a unit lost with its host is not answered anew.
 UNIT_PLAN = Table(
     "unit_plan",
     METADATA,
@@ -149,18 +150,18 @@ TASK = Table(
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("kind", states(TaskKind), primary_key=True),
-    # The unit of a capture, the host of a storing; 0 for every other kind.
+    # The unit of a capture, the host of a storing, the pass of a planning, the event of a webhook; else 0.
     Column("item", Integer, primary_key=True, autoincrement=False),
-    # What only one lease of a kind may work on: the repository of a publish.
+    # What only one lease of a kind may work on at a time: the repository of a publish.
     Column("subject", Text, nullable=False),
     Column("state", states(TaskState), nullable=False),
-    # Counts the leases. Every write of a lease carries it, so that a later lease fences an earlier one.
+    # Counts the leases. Every write under a lease includes it, so that a later lease fences an earlier one.
     Column("epoch", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("deaths", Integer, nullable=False),
     Column("owner", Text),
     Column("lease_until", UtcTime),
-    # Of its last lease.
+    # The time of its last lease.
     Column("leased_at", UtcTime),
     Column("not_before", UtcTime),
     Column("problem", Document(Problem)),
@@ -173,36 +174,36 @@ _leased = TASK.c.state == TaskState.LEASED
 _partial_index("task_by_subject", TASK.c.kind, TASK.c.subject, where=_leased, unique=True)
 
 OPEN_WEBHOOK = text(f"kind = '{TaskKind.WEBHOOK}' AND state <> '{TaskState.DONE}'")
-"""Of a task: the condition of a partial index, as `AT_WORK`."""
+"""A condition on a task, for a partial index, as `AT_WORK`."""
 _partial_index("open_webhook", TASK.c.kind, TASK.c.job_id, where=OPEN_WEBHOOK)
 
-# Until when nothing is committed ahead to a repository: commits stand apart, or the Hub was asked too often.
+# Until when nothing is stored in a repository: commits are spaced out, or the Hub's rate limit was hit.
 PAUSE = Table(
     "pause",
     METADATA,
-    # As of a job.
+    # A job's `publish_subject`.
     Column("subject", Text, primary_key=True),
     Column("until", UtcTime, nullable=False),
 )
 
-# Where files of units lie before they are stored: the data folder or scratch, by an id that is kept in it.
+# Where files of units are before they are stored: the data folder or scratch, with an id kept in the folder.
 HOST = Table(
     "host",
     METADATA,
-    # `HOME` is the data folder's.
+    # `HOME` for the data folder.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    # Null once the data folder was given up: another may take its place.
+    # Null if the data folder was given up: another may take its place.
     Column("id", String(32), unique=True),
-    # What people call it: the name of a machine.
+    # The name of the machine, for people.
     Column("name", Text, nullable=False),
     Column("seen_at", UtcTime, nullable=False),
-    # Since when it was seen without a gap.
+    # Since when it has been seen without a gap.
     Column("there_since", UtcTime, nullable=False),
     # Its captured units run again elsewhere.
     Column("is_lost", Boolean, nullable=False, server_default=false()),
 )
 
-# The workers that capture. Each says from time to time that it is there; an old row is removed by any other.
+# The workers that capture. Each renews its row from time to time; any other worker removes an old one.
 WORKER = Table(
     "worker",
     METADATA,
@@ -211,22 +212,22 @@ WORKER = Table(
     Column("pid", BigInteger, nullable=False),
     Column("alive_until", UtcTime, nullable=False),
     Column("status", Document(WorkerStatus), nullable=False),
-    # Why it takes no unit of jobs whose shards go when they are stored.
+    # Why it takes no units of jobs whose shards are removed once stored.
     Column("waits", Text),
 )
 
-# What a worker's engine dies over, in `deaths` one after another: the worker has captured none of it since.
+# A model on which a worker's engine died `deaths` times in a row: the worker has captured none of it since.
 SICKNESS = Table(
     "sickness",
     METADATA,
     Column("owner", ForeignKey("worker.owner", ondelete="CASCADE"), primary_key=True),
     Column("model_sha256", String(64), primary_key=True),
-    # What the job of the last death calls it; no foreign key: the job may be deleted.
+    # The model's name in the job of the last death. No foreign key: the job may be deleted.
     Column("model", Text, nullable=False),
     Column("job_id", String(32), nullable=False),
     Column("deaths", Integer, nullable=False),
     Column("problem", Document(Problem), nullable=False),
-    # The worker takes no unit of the model before.
+    # The worker takes no unit of the model before this time.
     Column("until", UtcTime, nullable=False),
 )
 
@@ -236,23 +237,24 @@ UNIT_COMMIT = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("epoch", Integer, nullable=False),
-    # Where its files are until they are stored.
+    # The host of its files until they are stored.
     Column("host", BigInteger, nullable=False),
     Column("provenance", Document(Provenance), nullable=False),
     Column("index_file", Document(FileEntry)),
     Column("num_tokens", BigInteger, nullable=False),
     Column("supervised_tokens", BigInteger, nullable=False),
     Column("checks", Document(UnitChecks), nullable=False),
-    # Whether its files are where they go: in the job's repository, or with all consumers.
+    # Whether its files are in the job's repository, or were read by all consumers.
     Column("is_stored", Boolean, nullable=False, server_default=false()),
-    # Of its shards.
+    # The size of its shards.
     Column("num_bytes", BigInteger, nullable=False),
     Column("committed_at", UtcTime, nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
 _partial_index("unit_to_store", UNIT_COMMIT.c.job_id, where=~UNIT_COMMIT.c.is_stored)
 
-# How often each token is supervised in a unit, as a `token_freq` file says it, until the job is published.
+# How often each token is supervised in a unit, packed (`schemas.dataset.token_counts`), until the job is
+# published.
 TOKEN_COUNTS = Table(
     "token_counts",
     METADATA,
@@ -262,7 +264,7 @@ TOKEN_COUNTS = Table(
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
 
-# The target's final norm as the engine of the job's first commit had it: a safetensors file of some kB.
+# The target's final norm at the job's first commit: a safetensors file of a few kB.
 FINAL_NORM = Table(
     "final_norm",
     METADATA,
@@ -285,9 +287,9 @@ REJECT = Table(
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
-    # Of a conversation whose turns are rows; else 0.
+    # The turn, if each turn of a conversation is a row; else 0.
     Column("turn", Integer, primary_key=True, autoincrement=False),
-    # Null: rejected while planning, so never a sample of a unit.
+    # Null if rejected while planning, and so never a sample of a unit.
     Column("unit", Integer),
     Column("entry", Document(RejectView), nullable=False),
 )
@@ -300,7 +302,8 @@ EVENT = Table(
     Column("entry", Document(Event), nullable=False),
 )
 
-# Who reads a job whose shards go once all of them have read them: up to a place, and since when it is silent.
+# The readers of a job whose shards are removed once all have read them: each one's place and last sign of
+# life.
 CONSUMER = Table(
     "consumer",
     METADATA,
@@ -323,7 +326,7 @@ API_KEY = Table(
     Column("revoked_at", UtcTime),
 )
 
-# What deleted jobs and lost hosts had counted of `Progress`, so that the totals of all jobs never fall.
+# The `Progress` counts of deleted jobs and lost hosts, so that the totals over all jobs never fall.
 PAST = Table(
     "past",
     METADATA,

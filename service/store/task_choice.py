@@ -1,4 +1,4 @@
-"""Which task an owner leases next: the queries of `tasks`, built once."""
+"""Selects the task that an owner leases next: the queries of `tasks`, built once."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,11 +32,12 @@ from service.store.values import HOME, TaskKind, TaskState
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tasks an owner takes.
+    """Which tasks an owner may take.
 
-    Of `prefer_job`, where no job has a higher priority; only of jobs that outrank `outranking`, a job; none
-    on which an engine died alone, if it `spares_lone` ones; none of a job that is pushed, if `unpushed`; no
-    unit of a job whose shards go when they are stored, if the disk `is_full`. `host` is the owner's.
+    `prefer_job` comes first among jobs of equal priority. With `outranking`, only jobs of higher priority
+    than that job. With `spares_lone`, no task on which an engine died while it ran alone. With `unpushed`, no
+    job that is pushed. With `is_full` (the disk), no unit of a job whose shards are removed once stored.
+    `host` is the owner's.
     """
 
     prefer_job: str | None = None
@@ -54,12 +55,13 @@ ANY = Choice()
 def jobs_with_work(
     clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool, outranks: bool
 ) -> Select[Any]:
-    """Select the id of the next job with a free task; `prefer_job` is bound, and for units `by_owner`.
+    """Select the id of the next job with a free task; `prefer_job` is a bound parameter, and for units
+    `by_owner`.
 
-    If it `outranks`, its priority is higher than that of the job that is bound as `outranking`.
+    With `outranks`, its priority must be higher than that of the job bound as `outranking`.
 
-    The first of all, that of an owner whose turn it is, and the preferred one are selected apart, so that the
-    jobs are walked by an index until the first that has one.
+    The first job, the first of an owner whose turn it is, and the preferred job are separate subqueries, so
+    that each walks an index only up to the first job with a free task.
     """
     ways = _free(clock, kind, spares_lone)
     waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in ways))
@@ -73,7 +75,7 @@ def jobs_with_work(
     if states <= AT_WORK_STATES:
         query = query.where(AT_WORK)
     if POLICIES[kind].few:
-        # A state that is not another one is looked for by no index: those of the tasks are.
+        # NOT IN keeps the planner off the index on the job's state, so that it uses that of the open tasks.
         query = query.where(JOB.c.state.not_in(frozenset(JobState) - states))
         query = query.where(JOB.c.id.in_(select(TASK.c.job_id).where(OPEN_WEBHOOK)))
     else:
@@ -101,9 +103,9 @@ def jobs_with_work(
 
 
 def _owners(clock: ColumnElement[datetime], kind: TaskKind) -> Select[tuple[str]]:
-    """Select the owners of jobs that have a task of the kind leased; the operator's name is empty."""
+    """Select the owners of jobs that have a leased task of the kind; the operator's name is empty."""
     job, task = aliased(JOB), aliased(TASK)
-    # Word for word as in the condition of the index.
+    # Must be written exactly as in the condition of the index.
     leased = task.c.state == literal(TaskState.LEASED, TASK.c.state.type, literal_execute=True)
     query = select(func.coalesce(job.c.owner, "")).join(task, task.c.job_id == job.c.id)
     return query.where(task.c.kind == kind, leased, task.c.lease_until > clock)
@@ -111,9 +113,9 @@ def _owners(clock: ColumnElement[datetime], kind: TaskKind) -> Select[tuple[str]
 
 @cache
 def lowest_free(clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool) -> Select[Any]:
-    """Select the lowest free task of the job that is bound as `job_id`, for an owner on `host` if it matters.
+    """Select the lowest free task of the job bound as `job_id`, for an owner on `host` if that matters.
 
-    A select for each way to be free: both walk the index, and neither reads the tasks that are done.
+    There is one subquery for each way of being free: both walk the index and skip tasks that are done.
     """
     of_job = select(*TASK_COLUMNS).where(TASK.c.job_id == bindparam("job_id", type_=String))
     lowest = of_job.order_by(TASK.c.item).limit(1)
@@ -125,7 +127,7 @@ def lowest_free(clock: ColumnElement[datetime], kind: TaskKind, spares_lone: boo
 def _free(
     clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool
 ) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out."""
+    """Return the two conditions under which a task of a kind is free: it waits, or its lease has expired."""
     due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
     waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
     expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)

@@ -1,6 +1,7 @@
-"""Tasks: what there is to do for a job, each leased to one owner at a time.
+"""Tasks: the work to do for a job, each leased to one owner at a time.
 
-A lease that ran out is good until another owner takes the task: the epoch fences its holder, never the time.
+An expired lease is valid until another owner takes the task: its holder is fenced by the epoch, never by
+time.
 """
 
 import logging
@@ -40,18 +41,18 @@ _MINE = and_(
     *(TASK.c[name] == bindparam(f"of_{name}") for name in _ATTEMPT),
     TASK.c.state == TaskState.LEASED,
 )
-"""What fences every write of an attempt; stopping a job voids its leases, too."""
+"""The condition that fences every write of an attempt; stopping a job also voids its leases."""
 _HELD = select(*TASK_COLUMNS).where(_MINE).with_for_update()
 _EXTENDED = update(TASK).where(_MINE).values(lease_until=bindparam("until"))
 
 
 def _attempt(lease: Lease) -> dict[str, object]:
-    """Return the values that `_MINE` is bound to."""
+    """Return the bound parameters of `_MINE`."""
     return {f"of_{name}": getattr(lease, name) for name in _ATTEMPT}
 
 
 def begin_again(tx: Transaction, job: LockedJob, kind: TaskKind, item: int) -> None:
-    """Let a task of a locked job wait as a new one does, at once; an attempt at it is fenced."""
+    """Replace a task of a locked job by a fresh one that is due at once; a running attempt is fenced."""
     same = (TASK.c.job_id == job.id) & (TASK.c.kind == kind) & (TASK.c.item == item)
     epoch = tx.connection.execute(delete(TASK).where(same).returning(TASK.c.epoch)).scalar_one()
     add_task(tx, job, kind, item, epoch=epoch)
@@ -65,9 +66,10 @@ def lease(
     ttl_s: float,
     choice: Choice = ANY,
 ) -> AnyLease | None:
-    """Try job after job, each in a transaction of its own, until one has a free task; `grant` completes it.
+    """Try one job after another, each in its own transaction, until one has a free task; `grant` makes the
+    lease.
 
-    A job is blocked on the way where too many owners died without a word over the task to be leased.
+    On the way, a job is blocked if too many owners died while holding the task to be leased.
     """
     while (job_id := store.read(_next_job, kind, owner, choice)) is not None:
         try:
@@ -89,7 +91,9 @@ def _block(tx: Transaction, job_id: str, problem: Problem) -> None:
 
 
 def _next_job(tx: Transaction, kind: TaskKind, owner: str, choice: Choice = ANY) -> str | None:
-    """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
+    """Return the next job: the preferred one if none has a higher priority, else the oldest of the
+    highest.
+    """
     query = jobs_with_work(tx.clock, kind, choice.spares_lone, choice.outranking is not None)
     job_id: str | None = tx.connection.scalar(query, asdict(choice) | {"by_owner": owner})
     return job_id
@@ -98,16 +102,16 @@ def _next_job(tx: Transaction, kind: TaskKind, owner: str, choice: Choice = ANY)
 def _take(
     tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, choice: Choice = ANY
 ) -> tuple[LockedJob, Lease] | None:
-    """Lease the lowest free task of a kind; none if others were faster or the job was stopped.
+    """Lease the lowest free task of a kind; return None if others were faster or the job was stopped.
 
-    A lease that ran out was neither kept nor given back: its owner died without a word. That counts as a
-    death and not as an attempt. With the last death that it may cost, a task blocks its job.
+    An expired lease was neither extended nor released, so its owner died. That counts as a death, not as an
+    attempt. A task that reaches the maximum number of deaths blocks its job.
     """
     policy = POLICIES[kind]
     try:
         job = lock_job(tx, job_id)
     except NotFound:
-        return None  # it was deleted meanwhile
+        return None  # deleted meanwhile
     if job.state not in policy.job_states:
         return None
     if policy.one_a_subject:
@@ -157,7 +161,7 @@ def _take(
 def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
     """Lock the job of a task that is still leased to this attempt.
 
-    Raises LeaseLost, also where the job was deleted.
+    Raises LeaseLost, also if the job was deleted.
     """
     what = f"epoch {lease.epoch} of the {task_name(lease.kind, lease.item)} of job {lease.job_id}"
     lost = LeaseLost(f"{lease.owner} no longer holds {what}")
@@ -172,7 +176,7 @@ def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
 
 
 def extend(tx: Transaction, leases: Sequence[AnyLease], ttl_s: float) -> list[AnyLease]:
-    """Let leases run for `ttl_s` from now; return those that are lost."""
+    """Extend leases to `ttl_s` from now; return those that are lost."""
     check_write(tx)
     until = tx.now + timedelta(seconds=ttl_s)
     lost = []
@@ -183,32 +187,32 @@ def extend(tx: Transaction, leases: Sequence[AnyLease], ttl_s: float) -> list[An
 
 
 def done(tx: Transaction, job: LockedJob, task: LockedTask, **deltas: int) -> LockedJob:
-    """End a task that was held; `deltas` change the job's counters."""
+    """Mark a held task as done; `deltas` are added to the job's counters."""
     after = replace(task, state=TaskState.DONE, owner=None, lease_until=None, problem=None)
     return move_task(tx, job, task, after, None, **deltas)
 
 
 def forgive(tx: Transaction, task: LockedTask) -> None:
-    """Forget the earlier attempts and deaths of a task that was held, since it gets on now."""
+    """Forget the earlier attempts and deaths of a held task, since it makes progress now."""
     if task.attempts > 1 or task.deaths:
         same = and_(TASK.c.job_id == task.job_id, TASK.c.kind == task.kind, TASK.c.item == task.item)
         tx.connection.execute(update(TASK).where(same).values(attempts=1, deaths=0))
 
 
 def release(tx: Transaction, lease: Lease) -> None:
-    """Give a task back as if this attempt had not been. Raises LeaseLost."""
+    """Give a task back as if this attempt had not happened. Raises LeaseLost."""
     job, task = held(tx, lease)
     move_task(tx, job, task, void(task))
 
 
 def put_off(tx: Transaction, job: LockedJob, task: LockedTask, wait: timedelta) -> None:
-    """Let a task that was held wait, as if it had not been tried yet."""
+    """Let a held task wait, as if it had not been tried yet."""
     fresh = replace(void(task), attempts=0, deaths=0, problem=None)
     move_task(tx, job, task, replace(fresh, not_before=tx.now + wait))
 
 
 def pause(tx: Transaction, subject: str, wait: timedelta) -> None:
-    """Let nobody commit ahead to a repository meanwhile; a pause that lasts longer stays."""
+    """Keep everybody from storing in a repository for `wait`; a longer existing pause is kept."""
     until = tx.now + wait
     new = tx.insert(PAUSE).values(subject=subject, until=until)
     longer = PAUSE.c.until < until
@@ -218,7 +222,9 @@ def pause(tx: Transaction, subject: str, wait: timedelta) -> None:
 
 
 def release_owner(tx: Transaction, owner: str) -> None:
-    """Give back all tasks of an owner that has ended, so that nobody waits: neither failures nor deaths."""
+    """Release all tasks of an owner that is ending, so that nobody waits for them; they count neither as
+    failures nor as deaths.
+    """
     check_write(tx)
     mine = update(TASK).where(TASK.c.owner == owner, TASK.c.state == TaskState.LEASED)
     tx.connection.execute(mine.values(UNLEASED | {"attempts": TASK.c.attempts - 1}))
@@ -234,10 +240,10 @@ def fail(
 ) -> None:
     """End an attempt with a problem. Raises LeaseLost.
 
-    RETRY lets the task wait again until it has had `max_attempts`; then the job ends as the kind's policy
-    says. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt, and every
-    outcome is VOID where that is the policy, or all but FAIL where it is done ahead. Where the
-    job tells of it, the same problem again is no news. A task that waits does so for `wait_s` at least, and
+    RETRY makes the task pending again until it has had `max_attempts`; then the outcome is the policy's
+    `exhausted`. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt. Every
+    outcome is treated as VOID if `exhausted` is VOID, and all but FAIL if the policy is `ahead`. With
+    `told_by_job`, a repeated problem is not recorded again. A pending task waits for at least `wait_s`, and
     so does its subject.
     """
     policy = POLICIES[lease.kind]
@@ -268,13 +274,13 @@ def fail(
 
 
 def _lock_subject(tx: Transaction, kind: TaskKind, subject: str) -> None:
-    """Let no other transaction lease a task of the subject before this one ends."""
+    """Keep other transactions from leasing a task of the subject until this one ends."""
     same = and_(TASK.c.kind == kind, TASK.c.subject == subject)
     tx.connection.execute(select(TASK.c.job_id).where(same).order_by(TASK.c.job_id).with_for_update())
 
 
 def _end_others(tx: Transaction, task: LockedTask) -> None:
-    """End the lease that ran out on a task of another job with the same subject, if there is one."""
+    """End an expired lease on a task of another job with the same subject, if there is one."""
     other = and_(TASK.c.kind == task.kind, TASK.c.subject == task.subject, TASK.c.job_id != task.job_id)
     died = UNLEASED | {"attempts": TASK.c.attempts - 1, "deaths": TASK.c.deaths + 1}
     tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(died))

@@ -1,4 +1,4 @@
-"""What all jobs together have counted: those that are there, those that were deleted, and what was lost."""
+"""The counters summed over all jobs: existing jobs, deleted ones, and units lost with their hosts."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from service.store.tables import JOB, PAST
 
 
 def keep(tx: Transaction, counts: Mapping[str, int]) -> None:
-    """Go on counting what no job counts any more; the rows are locked behind those of all jobs."""
+    """Add counts that no job has any more; these rows are locked after those of all jobs."""
     rows = [{"counter": name, "number": number} for name, number in sorted(counts.items()) if number]
     if rows:
         new = tx.insert(PAST).values(rows)
@@ -20,7 +20,7 @@ def keep(tx: Transaction, counts: Mapping[str, int]) -> None:
 
 def totals(tx: Transaction) -> Progress:
     """Return the counters, none of which ever falls; `plan_done` is false."""
-    # One statement: what moves from a job to the past meanwhile is counted once.
+    # One statement, so that counts that move from a job to `past` meanwhile are counted once.
     columns = []
     for name in Progress.model_fields.keys() - {"plan_done"}:
         past = select(PAST.c.number).where(PAST.c.counter == name).scalar_subquery()

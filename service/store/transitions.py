@@ -1,7 +1,8 @@
-"""Every change of a job and of its tasks: locked first, checked against the legal moves, told as an event.
+"""Every change of a job and of its tasks: locked first, checked against the legal moves, recorded as an
+event.
 
-A job's row is the one lock of everything below the job, so that its counters are exact and its events are
-numbered in the order in which they become visible: a listener that asks for what came after event n never
+A job's row is the only lock for everything that belongs to the job, so that its counters are exact and its
+events are numbered in the order in which they become visible: a listener that asks for events after n never
 misses one.
 """
 
@@ -25,12 +26,12 @@ from service.store.tables import EVENT, JOB, OPEN_WEBHOOK, TASK
 from service.store.values import TASK_MOVES, TaskKind, TaskState
 
 MAX_REPORTS = 1000
-"""Of an owner, to webhooks, that wait at once: each is tried for three days."""
+"""Maximum number of an owner's webhook reports that wait at the same time: each is retried for three days."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedJob:
-    """A job's row while this transaction keeps everybody else from changing it."""
+    """A job's row, locked by this transaction."""
 
     id: str
     model: str
@@ -52,7 +53,7 @@ class LockedJob:
 
     @property
     def is_pushed(self) -> bool:
-        """Whether the dataset goes to a repository."""
+        """Whether the dataset is pushed to a repository."""
         return self.publish_subject != self.id
 
     @property
@@ -86,7 +87,7 @@ class LockedTask:
 
 TASK_COLUMNS = [TASK.c[name] for name in LockedTask.__slots__]
 WRITTEN = ("state", "problem", "identity", "provenance", "hub_commit", "captured_at", "last_event")
-"""What an event may have changed of a job, beside its progress."""
+"""Columns of a job that an event may change, besides its progress."""
 CHANGING = tuple(name for name in LockedTask.__slots__ if name not in ("job_id", "kind", "item", "subject"))
 """Columns of a task that a move may change."""
 
@@ -106,7 +107,7 @@ def count(progress: Progress, **deltas: int) -> Progress:
 def lock_job(tx: Transaction, job_id: str) -> LockedJob:
     """Lock a job until the transaction ends. Raises NotFound, StoreUnavailable."""
     row = tx.connection.execute(_locking(tx.clock), {"of_job": job_id}).mappings().one_or_none()
-    check_write(tx)  # behind the lock: a migration that came first is seen, a later one waits
+    check_write(tx)  # after the lock: an earlier migration is seen, a later one waits
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
     tx.now = row["now"]
@@ -116,7 +117,7 @@ def lock_job(tx: Transaction, job_id: str) -> LockedJob:
 
 @cache  # a store has one clock
 def _locking(clock: ColumnElement[datetime]) -> Select[Any]:
-    """Lock the job that is bound as `of_job`, and read the clock."""
+    """Lock the job bound as `of_job`, and read the clock."""
     return select(JOB, clock.label("now")).where(JOB.c.id == bindparam("of_job")).with_for_update()
 
 
@@ -129,9 +130,9 @@ def record(
     *,
     is_change: bool = True,
 ) -> LockedJob:
-    """Write the job as it is given here and the event that tells of it; return it with the event's number.
+    """Write the job as given and an event for it; return the job with the event's number.
 
-    What `is_change` is false for leaves the time at which the job changed: for many that is its end.
+    If `is_change` is false, `updated_at` is kept: for ended jobs it is the time of their end.
     """
     job = replace(job, last_event=job.last_event + 1)
     values = {name: getattr(job, name) for name in WRITTEN} | job.progress.model_dump()
@@ -171,7 +172,7 @@ def move_job(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | N
 
 
 def reports(tx: Transaction, owner: str | None) -> int:
-    """Count the reports of an owner's jobs that were not taken yet."""
+    """Count the webhook reports of an owner's jobs that are not delivered yet."""
     of_owner = exists().where(JOB.c.id == TASK.c.job_id, JOB.c.owner.is_not_distinct_from(owner))
     query = select(func.count()).select_from(TASK).where(OPEN_WEBHOOK, of_owner)
     return tx.connection.execute(query).scalar_one()
@@ -188,9 +189,9 @@ def add_task(
     epoch: int = 0,
     is_open: bool = True,
 ) -> None:
-    """Add a task that waits, or is done with; it must not be there.
+    """Add a task, pending or already done; it must not exist.
 
-    `epoch` is the last of one that it takes the place of.
+    `epoch` is the last epoch of a task that it replaces.
     """
     new = insert(TASK).values(
         job_id=job.id,
@@ -214,7 +215,7 @@ def move_task(
     problem: Problem | None = None,
     **deltas: int,
 ) -> LockedJob:
-    """Write a task of a locked job as `after`, and the job's counters changed by `deltas`.
+    """Write a task of a locked job as `after`, and add `deltas` to the job's counters.
 
     `problem` is the reason for this move, while `after.problem` may be an older one. Raises IllegalMove.
     """
@@ -227,7 +228,7 @@ def move_task(
     tx.connection.execute(update(TASK).where(same).values(values))
     of_units = POLICIES[after.kind].of_units
     if not of_units and problem is None:
-        return job  # the job's own state tells of it
+        return job  # the job's own state shows it
     message = f"{task_name(after.kind, after.item)}: {before.state} -> {after.state} (epoch {after.epoch})"
     kind: Literal["unit", "progress"] = "unit" if of_units else "progress"
     return record(tx, replace(job, progress=count(job.progress, **deltas)), kind, message, problem)

@@ -1,4 +1,4 @@
-"""Units: leased for capture with what an attempt needs, and listed."""
+"""Units: leasing them for capture with what an attempt needs, and listing them."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -27,12 +27,12 @@ def lease(
     is_full: bool = False,
     host: int = HOME,
 ) -> UnitLease | None:
-    """Lease the lowest free unit of the preferred job, or else of the oldest that has one.
+    """Lease the lowest free unit of the preferred job, or otherwise of the oldest job that has one.
 
-    None of a model that the worker waits for, and where the disk `is_full` none of a job whose shards go when
-    they are stored. Away from the data folder only of jobs that are pushed, whose shards all go then. Where
-    the worker's engine has died, one on which an engine died alone comes last: another one says more of whose
-    fault it is.
+    Skips models from which the worker is waiting and, if the disk `is_full`, jobs whose shards are removed
+    once stored. Away from the data folder, takes only jobs that are pushed, whose shards are always removed
+    there once stored. If the worker's engine has died, units on which an engine died while they ran alone
+    come last: another unit tells more about whose fault it was.
     """
     take = partial(tasks.lease, store, TaskKind.CAPTURE, partial(_grant, host=host), owner, ttl_s)
     choice = Choice(prefer_job, is_full=is_full, host=host)
@@ -41,7 +41,7 @@ def lease(
         return take(any_unit)
     if (other := take(no_lone)) is not None or (lone := take(any_unit)) is None:
         return other
-    # Between the two the worker's wait may have ended: look once more, now that it has.
+    # The worker's wait may have ended between the two: look once more.
     if (other := take(no_lone)) is not None:
         with suppress(LeaseLost):
             store.write(tasks.release, lone)
@@ -69,7 +69,7 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease, *, host: int) -> UnitL
 
 
 def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:
-    """Say whether an attempt's files are needed: it is leased, or was committed and is not stored."""
+    """Return whether an attempt's files are needed: it is leased, or was committed and is not stored."""
     place = (TASK.c.job_id == job_id) & (TASK.c.kind == TaskKind.CAPTURE) & (TASK.c.item == unit)
     of_unit = UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.unit == unit, ~UNIT_COMMIT.c.is_stored
     committed = and_(TASK.c.state == TaskState.DONE, exists().where(*of_unit))
@@ -83,7 +83,7 @@ def of_job(tx: Transaction, job_id: str) -> list[UnitRow]:
 
 
 def open_units(tx: Transaction, job_id: str, limit: int) -> list[UnitRow]:
-    """Return the first units of a job that have failed, then those that are leased."""
+    """Return up to `limit` units of a job: those that have failed, then those that are leased."""
     unsettled = _captures(job_id).where(TASK.c.state.in_((TaskState.FAILED, TaskState.LEASED)))
     return _rows(tx, unsettled.order_by(TASK.c.state, TASK.c.item).limit(limit))
 

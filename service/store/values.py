@@ -1,4 +1,4 @@
-"""What the store takes and gives: frozen values, so that no row, session or connection leaks out."""
+"""The store's inputs and results: frozen values, so that no row, session or connection leaks out."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ HOME = 0
 
 
 class TaskKind(StrEnum):
-    """What there is to do for a job.
+    """The kinds of work for a job.
 
-    Plan its units, capture each of them, store those that are captured in its repository meanwhile, publish
-    its dataset, report each end of it, and delete it.
+    Plan its units, capture each of them, store captured units in its repository meanwhile, publish its
+    dataset, report its ends to a webhook, and delete it.
     """
 
     PLAN = "plan"
@@ -36,7 +36,7 @@ class TaskKind(StrEnum):
 
 
 class TaskState(StrEnum):
-    """Where a task is. A LEASED one has an owner and a deadline."""
+    """The state of a task. A LEASED task has an owner and a deadline."""
 
     PENDING = "pending"
     LEASED = "leased"
@@ -50,12 +50,12 @@ TASK_MOVES: dict[TaskState, frozenset[TaskState]] = {
     TaskState.FAILED: frozenset({TaskState.PENDING}),
     TaskState.DONE: frozenset(),
 }
-"""LEASED -> LEASED is the next owner's epoch taking over a lease that ran out."""
+"""LEASED -> LEASED is the next owner's epoch taking over an expired lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to submit. Its request is written out and hashed before a transaction holds the database."""
+    """A job to submit. Its request is serialized and hashed before a transaction is opened."""
 
     id: str
     idempotency_key: str
@@ -79,11 +79,11 @@ class NewJob:
         owner: str | None = None,
         document: str | None = None,
     ) -> Self:
-        """Make one of a checked request; it leaves out what earlier runs of `schedule` wrote.
+        """Make a job from a checked request; it skips samples that earlier runs of `schedule` wrote.
 
         `spool` is the number of the schedule whose posted samples it takes. `owner` is the name of the key
-        that it came with. `document` is the whole request as canonical JSON, where `request` has the first
-        alone of its inline samples.
+        that it was submitted with. `document` is the whole request as canonical JSON, for a `request` that
+        has only the first of its inline samples.
         """
         document = document or request.canonical_json()
         digest = hashlib.sha256(document.encode()).hexdigest()
@@ -94,8 +94,8 @@ class NewJob:
 class JobRow:
     """A job as stored, without its request.
 
-    `identity` is known from planning on, `provenance` from the first commit on. `waits` says why no
-    unit of it is captured; `repository` is the Hub's that it is pushed to.
+    `identity` is known once planning has fixed it, `provenance` from the first commit on. `waits` says why no
+    unit of it is being captured; `repository` is the Hub repository that it is pushed to.
     """
 
     id: str
@@ -116,7 +116,7 @@ class JobRow:
     waits: str | None
 
     def view(self) -> JobSummary:
-        """Return what the API says of this job."""
+        """Return the API's view of this job."""
         made: dict[str, Any] = {
             "identity_sha256": self.identity.sha256() if self.identity else None,
             "source_kind": SourceKind(self.source_kind),
@@ -126,17 +126,20 @@ class JobRow:
 
 
 class LoneDeaths(Wire):
-    """Engines died on a unit that ran alone; `sound`: the workers of those that had captured another one."""
+    """Engines died on a unit that ran alone; `sound` lists the workers whose engines had captured another
+    unit.
+    """
 
     sound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to one attempt at a task, until another epoch takes it.
+    """The right to one attempt at a task, until a later epoch takes it over.
 
-    `item` is the unit of a capture, else 0. `attempts` counts this attempt and earlier ones that reported
-    how they ended. It was granted for `ttl_s`. `model` is what the job's request names.
+    `item` is the task's item: the unit of a capture, the host of a storing, the pass of a planning, the event
+    of a webhook. `attempts` counts this attempt and earlier ones that reported how they ended. It was granted
+    for `ttl_s` seconds. `model` is the name in the job's request.
     """
 
     kind: TaskKind
@@ -149,12 +152,12 @@ class Lease:
     model: str
 
     def named(self) -> dict[str, object]:
-        """Return what log lines say of the task."""
+        """Return the fields that identify the task in log lines."""
         unit = {"unit": self.item} if self.kind is TaskKind.CAPTURE else {}
         return {"job": self.job_id, "task": self.kind.value, **unit, "epoch": self.epoch}
 
     def fields(self) -> dict[str, Any]:
-        """Return what a lease of every kind has."""
+        """Return the fields that leases of every kind have."""
         return {name: getattr(self, name) for name in Lease.__slots__}
 
 
@@ -162,10 +165,10 @@ class Lease:
 class PlanLease(Lease):
     """The right to plan a job.
 
-    `identity` is what earlier epochs have fixed, null before that. `schedule` is the number of that whose
-    earlier runs' samples are left out, `spool` of that whose posted samples are taken. `grants` is what the
-    job's owner may read, null where nothing is limited. `item` is the number of the pass over the source,
-    from 0; `first_unit` and `first_position` are where it begins.
+    `identity` is the one that earlier epochs have fixed, or None. `schedule` is the number of the schedule
+    whose earlier runs' samples are skipped, `spool` of the schedule whose posted samples are taken. `grants`
+    is what the job's owner may read, None if nothing is limited. `item` is the number of the pass over the
+    source, from 0; `first_unit` and `first_position` are where it begins.
     """
 
     identity: Identity | None
@@ -178,7 +181,7 @@ class PlanLease(Lease):
 
 @dataclass(frozen=True, slots=True)
 class PlannedUnit:
-    """A unit with its frozen samples; `plan` is what `plan.unit_plan` packs."""
+    """A unit with its frozen samples; `plan` is packed by `plan.unit_plan`."""
 
     unit: int
     num_samples: int
@@ -188,11 +191,11 @@ class PlannedUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitLease(Lease):
-    """The right to one attempt at capturing a unit, with its frozen samples, as `PlannedUnit` has them.
+    """The right to one attempt at capturing a unit, with its frozen samples as in `PlannedUnit`.
 
-    It must run alone if it `is_probe`, since the worker's engine has died and captured none since, and where
-    `lone_deaths` are there: an engine died on it that had no other unit. If it `is_answered`, its samples
-    hold the target's answers already. Its files stay on `host`, a number, until they are stored.
+    It must run alone if it `is_probe`, since the worker's engine has died on the model and captured nothing
+    of it since, or if it has `lone_deaths`: an engine died on it without another unit. If it `is_answered`,
+    its samples already hold the target's answers. Its files stay on `host`, a number, until they are stored.
     """
 
     identity: Identity
@@ -209,21 +212,23 @@ class UnitLease(Lease):
 
     @property
     def state_bytes(self) -> int:
-        """What its states take at most, as captured."""
+        """The maximum size of its states, as captured."""
         answers = self.identity.generate.max_tokens * self.num_samples if self.identity.generate else 0
         return (self.num_tokens + answers) * self.identity.state_bytes_per_token
 
     @property
     def attempt_id(self) -> AttemptId:
-        """The attempt, as the connector and the files name it."""
+        """The id by which the connector and the files name the attempt."""
         return AttemptId(job_id=self.job_id, unit=self.item, epoch=self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitRow:
-    """A unit as stored: `epoch` of the last lease, 0 before the first; `problem` of the last failed try.
+    """A unit as stored: `epoch` is of the last lease, 0 before the first; `problem` is of the last failed
+    attempt.
 
-    `attempts` reported how they ended or go on; `deaths` counts the workers that vanished with the unit.
+    `attempts` counts those that reported how they ended, and a running one; `deaths` counts workers that died
+    holding the unit.
     """
 
     unit: int
@@ -238,7 +243,7 @@ class UnitRow:
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """The files of a unit that is committed. Paths are inside the dataset repository."""
+    """The files of a committed unit. Paths are relative to the dataset repository."""
 
     attempt_id: AttemptId
     shards: tuple[ShardEntry, ...]
@@ -252,14 +257,14 @@ class UnitFiles:
 
 @dataclass(frozen=True, slots=True)
 class UnitCommit(UnitFiles):
-    """What one attempt made of its unit: every sample of it stands in `shards` or in `rejects`.
+    """The result of one attempt at a unit: each of its samples is in `shards` or in `rejects`.
 
-    `num_tokens` and `supervised_tokens` count the tokens written.
-    `final_norm` is the content of the dataset's file of that name. `content_hashes` are those of
-    the samples, one after another, in a job of a schedule. `token_counts` say how often each token is
-    supervised (`schemas.dataset.token_counts`). `plan` is what another attempt would capture, if not what
-    this one did: the rows as they were written. None of these is read back. `is_stored` once the job's
-    repository holds its files, which until then lie on `host`.
+    `num_tokens` and `supervised_tokens` count the tokens written. `final_norm` is the content of the
+    dataset's file of that name. `content_hashes` are the samples' hashes, concatenated, in a job of a
+    schedule. `token_counts` says how often each token is supervised (`schemas.dataset.token_counts`). `plan`
+    is the rows as written, for another attempt, if it differs from this attempt's plan. These last four are
+    not read back. `is_stored` is true once the job's repository holds the files, which until then are on
+    `host`.
     """
 
     provenance: Provenance
@@ -277,7 +282,7 @@ class UnitCommit(UnitFiles):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLease(Lease):
-    """The right to store a job's captured units of a host, its `item`, in the job's repository."""
+    """The right to store a job's units captured on a host (`item`) in the job's repository."""
 
     identity: Identity
     provenance: Provenance
@@ -285,10 +290,10 @@ class StoreLease(Lease):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishLease(Lease):
-    """The right to publish a job, and to be the only one to commit to its repository.
+    """The right to publish a job, as the only publisher to its repository.
 
-    `provenance` is null where no unit was committed: every sample was rejected while planning. `captured_at`
-    is when the last unit was committed, or the plan was done without one.
+    `provenance` is None if no unit was committed because every sample was rejected while planning.
+    `captured_at` is when the last unit was committed, or the plan was finished without units.
     """
 
     identity: Identity
@@ -298,7 +303,7 @@ class PublishLease(Lease):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookLease(Lease):
-    """The right to report the event `item` of a job to a URL; `job` is the job as it was then."""
+    """The right to report the event `item` of a job to a URL; `job` is the job as of that event."""
 
     url: str
     job: JobSummary
@@ -306,6 +311,6 @@ class WebhookLease(Lease):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionLease(Lease):
-    """The right to delete a job that has ended, and its dataset here or not."""
+    """The right to delete a job that has ended, and its dataset in the data folder if `with_dataset`."""
 
     with_dataset: bool

@@ -1,4 +1,4 @@
-"""Webhooks: a task for each report of a job's end, which ends by itself and never ends the job."""
+"""Webhooks: one task per report of a job's end; its failure never affects the job."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -17,11 +17,11 @@ from service.store.transitions import MAX_REPORTS, LockedJob, lock_job, move_tas
 from service.store.values import JobRow, Lease, TaskKind, TaskState, WebhookLease
 
 WAITS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
-"""Before each further attempt: the example of Standard Webhooks; the last comes after three days."""
+"""Wait before each further attempt: the example of Standard Webhooks; the last is made after three days."""
 
 
 def lease(store: Store, owner: str, ttl_s: float) -> WebhookLease | None:
-    """Lease a report; `item` is the number of the event that it is of."""
+    """Lease a report; `item` is the number of the reported event."""
     return tasks.lease(store, TaskKind.WEBHOOK, _grant, owner, ttl_s)
 
 
@@ -40,15 +40,17 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> WebhookLease:
 
 
 def delivered(tx: Transaction, lease: WebhookLease, status: int) -> None:
-    """End a report that was taken. Raises LeaseLost."""
+    """End a report that was accepted. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     _note(tx, tasks.done(tx, job, task), f"webhook: answered {status}", job.problem)
 
 
 def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem, wait_s: float = 0.0) -> None:
-    """Let a report that was not taken wait for its next attempt; the last one ends it. Raises LeaseLost.
+    """Let a report that was not accepted wait for its next attempt; give up after the last. Raises
+    LeaseLost.
 
-    All of the owner's reports to this host wait for `wait_s` at least, so that those to others get on.
+    All of the owner's reports to this host wait for at least `wait_s`, so that those to other hosts can
+    proceed.
     """
     job, task = tasks.held(tx, lease)
     if task.attempts > len(WAITS_S):
@@ -73,7 +75,7 @@ def _note(tx: Transaction, job: LockedJob, message: str, problem: Problem | None
 
 
 def again(tx: Transaction, job_id: str) -> JobRow:
-    """Report a job's last end once more, at once. Raises NotFound, IllegalMove, QuotaExceeded."""
+    """Report a job's last end again, at once. Raises NotFound, IllegalMove, QuotaExceeded."""
     job = lock_job(tx, job_id)
     if job.webhook is None or job.state not in REPORTED_JOB_STATES:
         cure = f"a request with a `webhook` reports when its job is {', '.join(sorted(REPORTED_JOB_STATES))}"

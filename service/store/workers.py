@@ -1,4 +1,4 @@
-"""The workers that capture: which of them are there, what their engines die over, and whose fault that is."""
+"""The workers that capture: which are present, on which models their engines die, and whose fault that is."""
 
 import os
 import socket
@@ -21,17 +21,19 @@ from service.store.transitions import lock_job
 from service.store.values import HOME, LoneDeaths, TaskKind, UnitLease
 
 PAUSES = (1 / 3600, 1 / 360, 1.0)
-"""After the first death in a row, the second, and every further one: that is the rest. Shares of it."""
+"""Pauses after the first, the second and each further death in a row, as fractions of the full rest."""
 GONE = 10
-"""Of the times of a beat, after which a silent worker's row is removed. After one it counts no more."""
+"""A silent worker's row is removed after this many times its TTL. After one TTL it no longer counts as
+present.
+"""
 GAP_S = 120.0
-"""Without a sign of life for so long a host was away."""
+"""A host without a sign of life for this long was away."""
 NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
 
 
 class Sickness(NamedTuple):
-    """A model that a worker's engine died over, `deaths` times in a row, the last time of `problem`.
+    """A model on which a worker's engine died `deaths` times in a row, the last time with `problem`.
 
     The worker takes no unit of it before `until`.
     """
@@ -56,9 +58,9 @@ def beat(
     status: WorkerStatus = NOTHING_SAID,
     waits: str | None = None,
 ) -> None:
-    """Say that this process is there, and for `ttl_s` from now; remove workers that are long gone.
+    """Record that this worker is present for `ttl_s` from now; remove workers that are long gone.
 
-    `waits` says why it takes no unit of jobs whose shards go when they are stored.
+    `waits` says why it takes no units of jobs whose shards are removed once stored.
     """
     check_write(tx)
     until = tx.now + timedelta(seconds=ttl_s)
@@ -71,7 +73,7 @@ def beat(
 
 
 def seen(tx: Transaction, host: int) -> None:
-    """Say that this process's host is there, also where nothing is captured."""
+    """Record that this process's host is present, also if it captures nothing."""
     check_write(tx)
     was_away = HOST.c.seen_at < tx.now - timedelta(seconds=GAP_S)
     since = case((was_away, tx.now), else_=HOST.c.there_since)
@@ -81,7 +83,7 @@ def seen(tx: Transaction, host: int) -> None:
 
 
 def leave(tx: Transaction, owner: str) -> bool:
-    """Remove a worker that ends; return whether it rested."""
+    """Remove a worker that is ending; return whether it was resting from a model."""
     check_write(tx)
     rested = tx.connection.scalar(select(exists().where(SICKNESS.c.owner == owner, _rests(tx))))
     tx.connection.execute(delete(WORKER).where(WORKER.c.owner == owner))
@@ -89,13 +91,15 @@ def leave(tx: Transaction, owner: str) -> bool:
 
 
 def present(tx: Transaction, *, at_home: bool = False) -> set[str]:
-    """Return the owners of the workers that are there, or of those at the data folder."""
+    """Return the owners of the workers that are present, or only of those at the data folder."""
     query = select(WORKER.c.owner).where(WORKER.c.alive_until > tx.clock)
     return set(tx.connection.scalars(query.where(WORKER.c.host == HOME) if at_home else query))
 
 
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
-    """Return what the engines of the workers that are there die over; only what they rest from, if asked."""
+    """Return the models on which the engines of present workers die; with `resting`, only those they rest
+    from.
+    """
     host = func.coalesce(HOST.c.name, ""), func.coalesce(HOST.c.id, "")
     columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:])]
     which = _rests(tx) if resting else true()
@@ -105,7 +109,7 @@ def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
 
 
 def is_sick(tx: Transaction, owner: str) -> bool:
-    """Say whether a worker's engine has died over a model of which it has captured no unit since."""
+    """Return whether a worker's engine has died on a model of which it has captured no unit since."""
     return bool(tx.connection.scalar(select(exists().where(SICKNESS.c.owner == owner))))
 
 
@@ -114,14 +118,16 @@ def _rests(tx: Transaction) -> ColumnElement[bool]:
 
 
 def left_by(tx: Transaction, owner: str) -> ColumnElement[bool]:
-    """Say in SQL of a job that a worker rests from its model, or is where none of the job is captured."""
+    """Return SQL for whether a worker rests from a job's model, or is on a host where the job is not
+    captured.
+    """
     mine = SICKNESS.c.owner == owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
     away = exists().where(WORKER.c.owner == owner, WORKER.c.host != HOME)
     return or_(exists().where(*mine, _rests(tx)), and_(JOB.c.publish_subject == JOB.c.id, away))
 
 
 def waits(tx: Transaction) -> dict[str, str]:
-    """Say of the digest of each model that a worker rests from, why."""
+    """Return why workers rest from a model, by the model's digest."""
     said: dict[str, dict[str, None]] = {}
     for one in sick(tx, resting=True):
         of_model = said.setdefault(one.model_sha256, {})
@@ -130,11 +136,11 @@ def waits(tx: Transaction) -> dict[str, str]:
 
 
 class Waits(NamedTuple):
-    """Why workers take no unit of jobs, whatever their model.
+    """Why workers take no units of some jobs, whatever their model.
 
-    `disk`: of those whose shards go when they are stored, for room; and it is every worker. `away`: of those
-    that are pushed nowhere, since no worker is at the data folder. `starting`: the jobs whose units are held
-    by workers alone that have no engine yet.
+    `disk` applies to jobs whose shards are removed once stored: the disk is full, and `everywhere` says that
+    this is so for every worker. `away` applies to jobs that are not pushed: no worker is at the data folder.
+    `starting` holds the jobs whose units are held only by workers that have no engine yet.
     """
 
     disk: str | None
@@ -144,7 +150,7 @@ class Waits(NamedTuple):
 
 
 def places(tx: Transaction) -> Waits:
-    """Say for what places the workers that are there wait."""
+    """Return what the present workers wait for."""
     query = select(WORKER.c.host, WORKER.c.waits, WORKER.c.status).where(WORKER.c.alive_until > tx.clock)
     there = tx.connection.execute(query.order_by(WORKER.c.owner)).all()
     disk = "; ".join(dict.fromkeys(row.waits for row in there if row.waits)) or None
@@ -158,13 +164,16 @@ def places(tx: Transaction) -> Waits:
 def engine_died(
     tx: Transaction, lease: UnitLease, error: EngineDied, rest_s: float, *, alone: bool, sound: bool
 ) -> list[Sickness]:
-    """Count a death of the worker's engine, and give the unit back: no attempt is counted. Raises LeaseLost.
+    """Count a death of the worker's engine, and give the unit back without counting an attempt. Raises
+    LeaseLost.
 
-    `alone`: the unit ran alone; it fails by name if it is at fault. `sound`: the engine had captured another
-    one. Return what is to be blocked, since no worker is left that takes the model.
+    `alone`: the unit ran alone; if it is at fault, it fails with a problem that names it. `sound`: the engine
+    had captured another unit. Return the sicknesses whose jobs must be blocked because no worker is left that
+    takes the model.
     """
     job, _ = tasks.held(tx, lease)
-    # One after another: else two workers that fall sick at once would each leave the model to the other.
+    # Serialized: otherwise two workers that fall sick at once would each count on the other to take the
+    # model.
     tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
     beat(tx, lease.owner, lease.ttl_s, host=lease.host)
     key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
@@ -192,7 +201,7 @@ def engine_died(
 
 
 def block(tx: Transaction, sickness: Sickness) -> None:
-    """Block the job over which an engine died last, unless it goes on no more. Raises NotFound."""
+    """Block the job on which an engine died last, unless it is no longer being captured. Raises NotFound."""
     job = lock_job(tx, sickness.job_id)
     if job.state in POLICIES[TaskKind.CAPTURE].job_states:
         problem = sickness.problem
@@ -202,21 +211,22 @@ def block(tx: Transaction, sickness: Sickness) -> None:
 
 
 def proven(tx: Transaction, lease: UnitLease) -> None:
-    """Forget what a worker's engine died over, now that it has captured a probe."""
+    """Forget the deaths of a worker's engine on a model, now that it has captured a probe of it."""
     key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
     tx.connection.execute(delete(SICKNESS).filter_by(**key))
 
 
 def try_again(tx: Transaction, job_id: str) -> None:
-    """Let every worker that waits for the model of a job probe once more, now."""
+    """Let every worker that rests from a job's model probe it again now."""
     of_job = select(JOB.c.model_sha256).where(JOB.c.id == job_id).scalar_subquery()
     tx.connection.execute(update(SICKNESS).where(SICKNESS.c.model_sha256 == of_job).values(until=tx.now))
 
 
 def is_at_fault(sound: Collection[str], *, is_only_worker: bool) -> bool:
-    """Say whether a unit is at fault for the deaths of engines that ran it alone, each after another unit.
+    """Return whether a unit is at fault for the deaths of engines that ran it alone, each after another
+    unit.
 
-    By their workers: two of them, or the only one there is twice. The first death of a lone unit is never
-    among them, since the engine before it has died, too.
+    `sound` lists their workers: two different ones, or the only worker twice, are enough. A unit's first
+    death alone never counts, since the engine before it had died, too.
     """
     return len(set(sound)) > 1 or (is_only_worker and len(sound) > 1)
