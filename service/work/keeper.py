@@ -1,4 +1,4 @@
-"""Keeps every lease of a process from one thread, so that no long step of its work loses it."""
+"""Extends all leases of a process from one thread, so that no lease is lost during a long step of work."""
 
 import logging
 import threading
@@ -14,24 +14,24 @@ from service.store import Lease, Store, tasks
 logger = logging.getLogger(__name__)
 
 BEATS = 4
-"""Extensions in the time of one lease."""
+"""How often a lease is extended within its duration."""
 LONGEST_BEAT_S = 5.0
-"""The end of a cancelled job is noticed by its leases' next extension."""
+"""A cancelled job is noticed at the next extension of its leases."""
 
 
 class Stopped(Exception):
-    """The process ends: what is left of the task is for the next owner."""
+    """The process is stopping: the rest of the task is left to the next owner."""
 
 
 class Kept:
-    """One lease that a keeper extends. Threads may share it."""
+    """One lease that a keeper extends. Thread-safe."""
 
     def __init__(
         self, lease: Lease, keeper: "Keeper", on_lost: Callable[[], None], stopped: Callable[[], bool]
     ) -> None:
-        """Hold a lease that was granted just now; `stopped` says whether this process ends.
+        """Take a lease that was just granted; `stopped` says whether this process is stopping.
 
-        `on_lost` is called while nothing is kept, in any thread: it must return at once.
+        `on_lost` is called in any thread while the keeper is locked, so it must return at once.
         """
         self.lease = lease
         self.lost = False
@@ -39,7 +39,9 @@ class Kept:
         self._keeper, self._on_lost, self._stopped = keeper, on_lost, stopped
 
     def check(self) -> None:
-        """Raise LeaseLost once another owner has the task or its job was stopped; Stopped."""
+        """Raise LeaseLost if another owner has the task or its job was stopped; Stopped if this process is
+        stopping.
+        """
         if self.lost:
             raise LeaseLost(
                 f"{self.lease.owner} no longer holds the {self.lease.kind} of {self.lease.job_id}"
@@ -49,10 +51,10 @@ class Kept:
             raise Stopped
 
     def confirm(self) -> None:
-        """Wait until the database has extended the lease since this call. Raises LeaseLost, Stopped.
+        """Wait until the database has extended the lease after this call. Raises LeaseLost, Stopped.
 
-        A step that the store cannot fence, such as a commit to the Hub, must not begin on a lease that ran
-        out while the database was away. This host's clock does not count: it may have been suspended.
+        A step that the store cannot fence, such as a commit to the Hub, must not start on a lease that
+        expired while the database was away. This host's clock cannot tell: the host may have been suspended.
         """
         begun_s = time.monotonic()
         self.check()
@@ -62,7 +64,7 @@ class Kept:
             self.check()
 
     def lose(self) -> None:
-        """Note the loss, once."""
+        """Record the loss and call `on_lost`, once."""
         if not self.lost:
             self.lost = True
             self._on_lost()
@@ -71,27 +73,29 @@ class Kept:
 class Keeper:
     """Extends leases while its context is open.
 
-    A database that is away ends nothing: the leases may run out meanwhile, and the first extension that it
-    answers says which of them were taken.
+    While the database is away, nothing is given up: the leases may expire, and the first extension that
+    succeeds shows which of them were taken.
     """
 
     def __init__(self, store: Store, ttl_s: float) -> None:
-        """Extend by `store`, which should not be the one whose connections the leases' work may use up."""
+        """Extend through `store`, which should not be the one whose connections the leases' work may
+        exhaust.
+        """
         self._store, self.ttl_s = store, ttl_s
         self._kept: set[Kept] = set()
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._error: Exception | None = None
-        # A daemon: an upload in another thread must not be waited for at the interpreter's exit.
+        # A daemon, so that the interpreter's exit does not wait for it.
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to extend."""
+        """Start extending leases."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End; leases that are still kept run out."""
+        """Stop; leases that are still kept will expire."""
         self._done.set()
         self._thread.join()
 
@@ -102,7 +106,7 @@ class Keeper:
         on_lost: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[Kept]:
-        """Extend `lease` in this block."""
+        """Keep `lease` extended within the context."""
         kept = Kept(lease, self, on_lost, stopped)
         with self._lock:
             self._kept.add(kept)
@@ -113,7 +117,7 @@ class Keeper:
                 self._kept.discard(kept)
 
     def check(self) -> None:
-        """Raise an error if a bug has ended the thread: no lease is kept any more."""
+        """Raise QuarryError if a bug has ended the thread, so that leases are no longer kept."""
         if self._error is not None:
             raise QuarryError("internal error: leases are no longer kept") from self._error
 
@@ -138,7 +142,7 @@ class Keeper:
         except STORE_AWAY as error:
             logger.warning("leases could not be extended: %s", error)
             return False
-        with self._lock:  # nobody is called whose block has ended, and whose event loop may be closed
+        with self._lock:  # not after a `keep` has ended, when an event loop may be closed
             for one in self._kept.intersection(kept):
                 if any(lease is one.lease for lease in lost):
                     one.lose()
@@ -149,7 +153,7 @@ class Keeper:
 
 @contextmanager
 def process_keeper(settings: Settings) -> Iterator[Keeper]:
-    """Keep a process's leases in this block, on a connection to the database that nothing else uses."""
+    """Keep a process's leases within the context, on a database connection that nothing else uses."""
     store = Store(settings.database())
     try:
         with Keeper(store, settings.lease_s) as keeper:

@@ -1,7 +1,7 @@
-"""What a worker process counts of itself, by stage, and its own `/metrics`, which says so.
+"""A worker process's own metrics, by stage, and its `/metrics` endpoint.
 
-All is in prometheus_client's own registry, where vLLM's front end puts what it counts. It is the process's,
-and goes on from engine to engine.
+Everything is in prometheus_client's global registry, to which vLLM's front end also adds its metrics. The
+counts belong to the process and continue across engines.
 """
 
 import threading
@@ -22,7 +22,7 @@ PREFIX = "quarry_worker"
 
 
 class Stage:
-    """Counts what has come through a stage, in each of `units`."""
+    """Counts what has passed a stage, in each of `units`."""
 
     def __init__(self, name: str, what: str, *units: str) -> None:
         """Register a counter for each unit, at 0."""
@@ -31,22 +31,22 @@ class Stage:
         }
 
     def add(self, **amounts: float) -> None:
-        """Count more, by unit."""
+        """Add to the counters, by unit."""
         for unit, amount in amounts.items():
             self._counters[unit].inc(amount)
 
     def add_shards(self, shards: Iterable[ShardEntry], **amounts: int) -> None:
-        """Count what is in shards: samples, tokens and bytes."""
+        """Add the samples, tokens and bytes of shards."""
         for entry in shards:
             self.add(samples=entry.rows, tokens=entry.tokens, bytes=entry.bytes)
         self.add(**amounts)
 
 
 class Phases(Collector):
-    """A counter of seconds by the state that something was in; what goes on is counted too."""
+    """A counter of the seconds spent in each state, including the current one."""
 
     def __init__(self, name: str, what: str, label: str, states: tuple[str, ...]) -> None:
-        """Begin in the first of `states`."""
+        """Start in the first of `states`."""
         self._name, self._what, self._label = f"{PREFIX}_{name}", what, label
         self._lock = threading.Lock()
         self._spent_s = dict.fromkeys(states, 0.0)
@@ -54,7 +54,7 @@ class Phases(Collector):
         REGISTRY.register(self)
 
     def enter(self, state: str | None = None) -> None:
-        """Be in another state, or go on in the same."""
+        """Enter another state, or stay in the current one if none is given."""
         with self._lock:
             now = time.monotonic()
             self._spent_s[self._state] += now - self._since
@@ -70,16 +70,16 @@ class Phases(Collector):
 
 
 LOADS: dict[int, RankLoad] = {}
-"""What each rank of the engine said last of itself; an engine's ranks begin anew."""
+"""The last load that each rank of the engine reported; a new engine's ranks start from zero."""
 COUNTED = frozenset({"drained_samples", "drained_tokens", "drained_bytes", "writer_busy_seconds"})
 
 
 class Ranks(Collector):
-    """`LOADS`, by rank: those that only grow are `COUNTED`."""
+    """`LOADS` by rank; the names in `COUNTED` are counters, the others gauges."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        loads = list(LOADS.values())  # the worker's loop takes others meanwhile
+        loads = list(LOADS.values())  # the worker's loop may change it meanwhile
         for name in RankLoad.model_fields.keys() - {"kind", "rank"}:
             family_of = CounterMetricFamily if name in COUNTED else GaugeMetricFamily
             what = RankLoad.model_fields[name].description
@@ -118,7 +118,7 @@ WAITS = Phases(
 
 @contextmanager
 def served(settings: Settings) -> Iterator[None]:
-    """Answer `GET /metrics` in this block, where a port is set. Raises OptionRefused."""
+    """Serve `GET /metrics` within the context if a port is set. Raises OptionRefused."""
     port, host = settings.worker_metrics_port, settings.worker_metrics_host
     if port is None:
         yield

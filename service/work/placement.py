@@ -1,4 +1,4 @@
-"""Which GPUs and which cores each worker of a node gets."""
+"""Assigns GPUs and CPU cores to each worker of a node."""
 
 import os
 import subprocess
@@ -18,16 +18,16 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one worker runs: `gpus` as CUDA_VISIBLE_DEVICES names them, and `cores`; null for all."""
+    """Where one worker runs: `gpus` as named in CUDA_VISIBLE_DEVICES, and `cores`; None means all."""
 
     gpus: tuple[str, ...] | None = None
     cores: frozenset[int] | None = None
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that show the worker its GPUs alone."""
+        """Return the environment variables that limit the worker to its GPUs."""
         if self.gpus is None:
             return {}
-        # Numbers are counted as nvidia-smi does.
+        # GPUs are numbered as by nvidia-smi.
         return {VISIBLE: ",".join(self.gpus), ORDER: BY_BUS}
 
 
@@ -36,7 +36,7 @@ EVERYWHERE = Placement()
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, and the cores of its NUMA node; null if that is not known."""
+    """A GPU and the cores of its NUMA node, None if unknown."""
 
     name: str
     cores: frozenset[int] | None = None
@@ -47,8 +47,8 @@ def placements(
 ) -> list[Placement]:
     """Return a placement for each worker.
 
-    `workers` is a number, or `auto` for one for each group of `tensor_parallel_size` GPUs. GPUs of one NUMA
-    node are put together. One worker alone gets everything. Raises OptionRefused (`workers`).
+    `workers` is a number, or `auto` for one per group of `tensor_parallel_size` GPUs. GPUs of the same NUMA
+    node are grouped together. A single worker gets everything. Raises OptionRefused (`workers`).
     """
     if workers == "1":
         return [EVERYWHERE]
@@ -81,20 +81,21 @@ def _number(workers: str) -> int:
 
 
 def _shares(cores: frozenset[int], number: int) -> list[frozenset[int] | None]:
-    """Split cores into neighbours; null for each where there are not enough."""
+    """Split cores into `number` contiguous shares; all None if there are not enough cores."""
     each = len(cores) // number
     ordered = sorted(cores)
     return [frozenset(ordered[n * each : (n + 1) * each]) or None for n in range(number)]
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that this process may use: all of nvidia-smi's, or those of CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or all that nvidia-smi
+    lists.
 
-    Raises OptionRefused: `workers` where nvidia-smi fails; CUDA_VISIBLE_DEVICES where it names one twice, or
-    by numbers that CUDA counts in another order.
+    Raises OptionRefused: for `workers` if nvidia-smi fails; for CUDA_VISIBLE_DEVICES if it names a GPU twice,
+    or uses numbers that CUDA counts in a different order.
     """
     shown = os.environ.get(VISIBLE)
-    # CUDA reads as far as the first that is no GPU; Slurm writes NoDevFiles where there is none.
+    # CUDA stops at the first entry that is not a GPU; Slurm writes NoDevFiles if there is none.
     given = map(str.strip, (shown or "").split(","))
     names = takewhile(lambda name: name not in ("-1", "NoDevFiles"), given)
     named = None if shown is None else [name for name in names if name]
@@ -113,14 +114,14 @@ def visible_gpus() -> list[Gpu]:
 
 
 def _named(name: str, known: Mapping[Gpu, str]) -> Gpu:
-    """Return the GPU of a number, or of a UUID's beginning, which CUDA takes for the whole."""
+    """Return the GPU with a number, or with a UUID prefix, which CUDA accepts for the whole UUID."""
     return next((gpu for gpu, uuid in known.items() if gpu.name == name or uuid.startswith(name)), Gpu(name))
 
 
 def query_gpus(*fields: str) -> list[list[str]]:
-    """Return the fields of each of the machine's GPUs, sizes in MiB; nothing where there is no nvidia-smi.
+    """Return the fields of each of the machine's GPUs, sizes in MiB; an empty list without nvidia-smi.
 
-    The last field may hold any text. Raises OptionRefused (`workers`) with what nvidia-smi says.
+    The last field may contain any text. Raises OptionRefused (`workers`) with nvidia-smi's message.
     """
     command = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     try:
@@ -131,7 +132,7 @@ def query_gpus(*fields: str) -> list[list[str]]:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said, is_well = str(error), False
     rows = [line.split(", ", len(fields) - 1) for line in said.splitlines()]
-    # A lost GPU is a line of words, also where nvidia-smi ends well.
+    # A lost GPU shows as a line of text, even if nvidia-smi succeeds.
     if not is_well or any(len(row) != len(fields) for row in rows):
         detail = f"nvidia-smi fails: {' '.join(said.split())}"
         raise OptionRefused(detail, field="workers", cure="mend the driver")
@@ -139,7 +140,7 @@ def query_gpus(*fields: str) -> list[list[str]]:
 
 
 def _near(bus_id: str) -> frozenset[int] | None:
-    """Return the cores of a PCI device's NUMA node that this process may use."""
+    """Return the cores of a PCI device's NUMA node that this process may use, or None."""
     try:
         # nvidia-smi writes the domain with eight digits, the kernel with four.
         text = (PCI_DEVICES / bus_id[-12:].lower() / "local_cpulist").read_text()

@@ -1,4 +1,4 @@
-"""Runs one task from its lease to its end, whatever happens on the way."""
+"""Runs one task from its lease to its recorded end, whatever happens in between."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 AnyLease = TypeVar("AnyLease", bound=Lease)
 
 RECORD_S = 1.0
-"""Between two tries to write to a database that is away."""
+"""Time between two tries to write to a database that is away."""
 
 
 def run_next(
@@ -36,10 +36,10 @@ def run_next(
     stopped: Callable[[], bool],
     max_attempts: int,
 ) -> bool:
-    """Take a task and work on it; return whether there was one.
+    """Lease a task and work on it; return whether there was one.
 
-    `work` records its own success, and raises QuarryError or Stopped. With an error the task ends as
-    `tasks.fail` says, which is given `max_attempts`.
+    `work` records its own success, and raises QuarryError or Stopped. After an error, `tasks.fail`, which
+    gets `max_attempts`, decides what happens to the task.
     """
     try:
         lease = take()
@@ -61,7 +61,7 @@ def run_next(
 
 @dataclass(slots=True)
 class End:
-    """How an attempt ended that recorded no success: stopped, by an error, or with its lease lost."""
+    """How an unsuccessful attempt ended: stopped, with an error, or (neither set) with its lease lost."""
 
     stopped: bool = False
     error: QuarryError | None = None
@@ -69,9 +69,9 @@ class End:
 
 @contextmanager
 def attempt(what: str, **named: object) -> Iterator[End]:
-    """Run one attempt in this block, which ends whatever it raises; what becomes of it is the caller's.
+    """Run one attempt within the context, which swallows exceptions; the caller acts on the yielded End.
 
-    What is logged in it has the fields `named`, such as the lease's.
+    Log records in it have the fields `named`, such as the lease's.
     """
     end = End()
     with working_on(**named):
@@ -92,21 +92,22 @@ def attempt(what: str, **named: object) -> Iterator[End]:
 
 @contextmanager
 def one_of_many(what: str, store: Store, job_id: str) -> Iterator[None]:
-    """Do for a job what is done for many, and again with the next turn: an event of the job says its error.
+    """Do for one job what is repeated for many; an error becomes an event of the job, and the next round
+    retries.
 
-    Raises StoreUnavailable and DiskFull: then it can be done for none of them.
+    Raises StoreUnavailable and DiskFull, since it then cannot be done for any job.
     """
     with attempt(f"{what} job {job_id}", job=job_id) as end:
         yield
     if isinstance(end.error, STORE_AWAY):
         raise end.error
     if end.error is not None:
-        with suppress(NotFound):  # it is another database's, or was deleted
+        with suppress(NotFound):  # of another database, or deleted
             store.write(jobs.note, job_id, end.error.problem())
 
 
 def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Bring the database to this version; where it is away, wait for it until `stopped`.
+    """Migrate the database to this version; wait for it while it is away, until `stopped`.
 
     Raises VersionRefused.
     """
@@ -121,9 +122,9 @@ def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:
 
 
 def record(call: Callable[[], None], stopped: Callable[[], bool]) -> bool:
-    """Call until the store answers, or this process ends; say whether it has answered.
+    """Call until the store answers or this process stops; return whether it has answered.
 
-    What another owner has taken needs no record.
+    A task that another owner has taken needs no record.
     """
     while True:
         try:

@@ -1,4 +1,6 @@
-"""Keeps worker processes running: starts one again when it dies, gives up in the end, stops it in order."""
+"""Keeps worker processes running: restarts one that dies, gives up eventually, and stops workers
+gracefully.
+"""
 
 import logging
 import threading
@@ -20,20 +22,24 @@ LOG = logging.getLogger(__name__)
 
 CHECK_S = 0.2
 FAST_CRASH_S = 60.0
-"""A worker that lives shorter than this crashed fast: it will hardly fare better the next time."""
+"""A worker that ends sooner than this crashed fast: a restart is unlikely to help."""
 MAX_FAST_CRASHES = 5
 EXIT_WORKER_LOST = 4
-"""Every worker crashed fast again and again; going on would only take jobs that nobody runs."""
+"""Exit status when every worker has repeatedly crashed fast: staying up would only accept jobs that nothing
+runs.
+"""
 WORK_DONE_CODES = JOB_ENDED_CODES | {EXIT_RESTS}
-"""With what a worker ends that has no more to do, or leaves the rest to other machines."""
+"""Exit codes of a worker that has no more to do, or leaves the rest to other machines."""
 FIRST_DELAY_S = 1.0
-"""Before the next start after a fast crash; doubled by each further one. After a long life there is none."""
+"""Delay before a restart after a fast crash; it doubles with each further one. A crash that is not fast has
+none.
+"""
 RETRY_S = 600.0
-"""Before the next start of a worker that was given up, while others of its node live."""
+"""Delay before the restart of a worker that was given up while others on its node are alive."""
 
 
 class Supervisor(threading.Thread):
-    """Runs workers one after another, in a thread that owns them. `start` it once; `join` it after `stop`.
+    """Runs one worker at a time, in a thread that owns it. `start` it once; `join` it after `stop`.
 
     It ends when it is stopped, when a worker ends with one of `last_codes` (its work is done), or after
     `MAX_FAST_CRASHES` in a row; then `gave_up` is set and `on_giving_up` called, in this thread. If that
@@ -51,7 +57,8 @@ class Supervisor(threading.Thread):
         on_giving_up: Callable[[], bool | None] = lambda: None,
         placement: Placement = EVERYWHERE,
     ) -> None:
-        """Prepare; each worker reads `settings_json`, and may drain for `stop_grace_s` before it is killed.
+        """Prepare. Each worker reads `settings_json`, and may drain for `stop_grace_s` before it is
+        killed.
 
         Its output goes to `output`. `code` is the exit code of the last worker that ended.
         """
@@ -66,18 +73,18 @@ class Supervisor(threading.Thread):
         self.code = 0
 
     def stop(self) -> None:
-        """Ask for the worker's orderly end. May be called from a signal handler, and again."""
+        """Ask the worker to shut down gracefully. May be called repeatedly, and from a signal handler."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Run workers until one of the three ends."""
+        """Run workers until one of the three conditions holds."""
         fast_crashes, delay_s = 0, 0.0
         while not self._stopping.wait(delay_s):
             self.gave_up.clear()
             born = time.monotonic()
             try:
                 child = WorkerProcess(self._command, self._settings_json, self._output, self._placement)
-            except OSError as error:  # no process or memory is left: nobody would see that there is no worker
+            except OSError as error:  # out of processes or memory: must not go unnoticed
                 LOG.warning("the worker does not start: %s", error)
                 code = self.code = EXIT_WORKER_LOST
             else:
@@ -95,7 +102,7 @@ class Supervisor(threading.Thread):
             LOG.warning("the worker ended with code %d; starting it again in %.0f s", code, delay_s)
 
     def _live(self, worker: WorkerProcess) -> int:
-        """Return the exit code of `worker`, which is asked to end when this supervisor is."""
+        """Wait for `worker` to end, asking it to when this supervisor is stopped; return its exit code."""
         LOG.info("worker %d started", worker.pid)
         deadline: float | None = None
         while (code := worker.exit_code()) is None:
@@ -112,7 +119,7 @@ class Supervisor(threading.Thread):
 
 
 class NodeSupervisor:
-    """A supervisor for each worker of this node. It has given up when all of them have."""
+    """One supervisor per worker of this node. It has given up when all of them have."""
 
     def __init__(
         self,
@@ -122,13 +129,15 @@ class NodeSupervisor:
         last_codes: frozenset[int] = frozenset(),
         on_giving_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; `arguments` are options of `quarry worker`. `on_giving_up` is called in a thread."""
+        """Prepare. `arguments` are options of `quarry worker`. `on_giving_up` is called in a supervisor's
+        thread.
+        """
 
         def given_up() -> bool:
             if self.gave_up:
                 self.stop()
                 on_giving_up()
-            return not self.gave_up and not last_codes  # else the others end when they have done its work
+            return not self.gave_up and not last_codes  # otherwise the others do its work and end
 
         self._supervisors = [
             Supervisor(
@@ -144,17 +153,17 @@ class NodeSupervisor:
 
     @property
     def gave_up(self) -> bool:
-        """Whether no worker is left that would be started again."""
+        """Whether every worker has been given up."""
         return self.lost == len(self._supervisors)
 
     @property
     def lost(self) -> int:
-        """How many workers ended fast again and again, and do not run now."""
+        """How many workers repeatedly crashed fast and are not running now."""
         return sum(supervisor.gave_up.is_set() for supervisor in self._supervisors)
 
     @property
     def codes(self) -> list[int]:
-        """The exit codes of the workers that ended last."""
+        """The exit code of each supervisor's last worker."""
         return [supervisor.code for supervisor in self._supervisors]
 
     def start(self) -> None:
@@ -163,7 +172,7 @@ class NodeSupervisor:
             supervisor.start()
 
     def stop(self) -> None:
-        """Ask for their orderly end. May be called from a signal handler, and again."""
+        """Ask them to shut down gracefully. May be called repeatedly, and from a signal handler."""
         for supervisor in self._supervisors:
             supervisor.stop()
 

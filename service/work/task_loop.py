@@ -1,7 +1,7 @@
-"""Works on one kind of task beside the captures, in a thread or a process that is started again when it dies.
+"""Works on one kind of task alongside the captures, in a thread or process that is restarted if it dies.
 
-Kinds never talk to each other: each takes its tasks from the store under a lease, so any of them may die and
-come back.
+Loops never communicate with each other: each leases its tasks from the store, so any of them may die and be
+restarted.
 """
 
 import logging
@@ -27,23 +27,23 @@ from service.work.keeper import Keeper, process_keeper
 logger = logging.getLogger(__name__)
 
 STOP_S = 10.0
-"""How long an orderly end may take."""
+"""How long a graceful stop may take."""
 LOOK_S = 1.0
-"""How often a process looks whether one of its threads broke: it then ends, and is started again."""
+"""How often a process checks whether one of its threads died; it then ends, and is restarted."""
 
 
 def owner_name(role: str) -> str:
-    """Return who holds a lease.
+    """Return the name of a lease owner.
 
-    Host, process, and a token that a later process of the same number does not have.
+    It has the host, the process id, and a token that distinguishes a later process with the same id.
     """
     return f"{role}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class TaskLoop:
-    """Takes task after task while its context is open, in which it may be started again.
+    """Takes one task after another while its context is open; within it, it may be restarted.
 
-    Used by one thread, which lives as long as the worker.
+    It is used by one thread, which must live as long as the worker.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class TaskLoop:
         pause_s: float | None = None,
         threads: int = 1,
     ) -> None:
-        """Start nothing yet.
+        """Prepare; nothing is started yet.
 
-        `run_next` names a function like `service.plan.planner:run_planning`, which works on one task and says
-        whether there was one; if not, it is called again after `pause_s`, or else `poll_s`. With what this
-        process shares it runs in a thread, else in `threads` of a process of its own.
+        `run_next` names a function like `service.plan.planner:run_planning`, which works on one task and
+        returns whether there was one; if not, it is called again after `pause_s` (default: `poll_s`). With
+        `shared`, it runs in a thread of this process, otherwise in `threads` threads of a new process.
         """
         self._role, self._run_next, self._settings, self._shared = role, run_next, settings, shared
         self._pause_s = settings.poll_s if pause_s is None else pause_s
@@ -75,22 +75,23 @@ class TaskLoop:
         return self
 
     def restart_if_dead(self) -> None:
-        """Start it again after a crash; its tasks go on from what the store and the disk hold."""
+        """Restart it after a crash; its tasks continue from what is in the store and on disk."""
         if not self.running.is_alive():
             logger.error("the %s ended; starting it again", self._role)
             self.running = self._new()
             self.running.start()
 
     def stop(self) -> None:
-        """Ask it to end after the step that it is in."""
+        """Ask it to end after its current step."""
         self._stop.set()
         if isinstance(self.running, BaseProcess):
             self.running.terminate()
 
     def __exit__(self, *_: object) -> None:
-        """End it after the step that it is in, and give its lease back.
+        """End it after its current step, and give its lease back.
 
-        A thread that takes longer goes on until this process ends, with its lease: see `release`.
+        A thread that takes longer than `STOP_S` keeps running, with its lease, until this process ends: see
+        `release`.
         """
         self.stop()
         self.running.join(STOP_S)
@@ -106,16 +107,17 @@ class TaskLoop:
         if self._shared is not None:
             args = (*begin, self._stop.is_set, self._stop.wait, *self._shared)
             return threading.Thread(target=_run, args=args, name=name, daemon=True)
-        # Spawned: what the engine's imports started in this process is not inherited.
+        # Spawned, so that it does not inherit what the engine's imports started in this process.
         spawn = multiprocessing.get_context("spawn")
         place = (self._threads, begin, os.getpid())
         return spawn.Process(target=_run_in_process, args=place, name=name, daemon=True)
 
     def release(self) -> None:
-        """Give its lease back, now that it or this process has ended; without a database that runs out.
+        """Give its lease back, now that it has ended or this process is ending. Without a database, the lease
+        expires.
 
-        A request to the Hub that a process ended with may still arrive: the Hub then refuses the next owner's
-        commit, which is made anew.
+        The process's last request to the Hub may still arrive: the Hub then refuses the next owner's commit,
+        which is retried.
         """
         store = Store(self._settings.database())
         with suppress(*STORE_AWAY):
@@ -134,8 +136,8 @@ def _run(
     store: Store,
     keeper: Keeper,
 ) -> None:
-    """Work on task after task, and look again after a while where there is none."""
-    run = resolve_name(run_next)  # imported here, which takes a while
+    """Work on one task after another; if there is none, wait and look again."""
+    run = resolve_name(run_next)  # imported here, since that takes a while
     while not stopped():
         found = False
         try:
@@ -147,10 +149,10 @@ def _run(
 
 
 def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, float], parent_pid: int) -> None:
-    # Held back and asked for: a handler that set an event would wait forever for the event's own lock, if it
-    # came in the instant in which the loop held that.
+    # SIGTERM is blocked and polled: a handler that set an event would deadlock on the event's lock if it ran
+    # while the loop held that lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    # The worker decides; a terminal's Ctrl-C reaches the whole group.
+    # The worker decides; Ctrl-C in a terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
     settings = begin[2]
@@ -171,11 +173,11 @@ def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, floa
 
 
 def terminated() -> bool:
-    """Say whether a SIGTERM that is held back has come."""
+    """Return whether a blocked SIGTERM is pending."""
     return signal.SIGTERM in signal.sigpending()
 
 
 def wait_for_termination(seconds: float) -> None:
-    """Wait until a SIGTERM that is held back has come, which stays pending, or the time is over."""
+    """Wait until a blocked SIGTERM arrives, which stays pending, or the time is over."""
     if signal.sigtimedwait({signal.SIGTERM}, seconds) is not None:
         signal.raise_signal(signal.SIGTERM)

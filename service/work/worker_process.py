@@ -1,4 +1,4 @@
-"""A `quarry worker` as a child process: started, told to drain, and ended for certain."""
+"""A `quarry worker` as a child process: starts it, tells it to drain, and reliably ends it."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from service.work.placement import EVERYWHERE, Placement
 
 LINGER_S = 2.0
 JOB_ENDED_CODES = frozenset({0, 3})
-"""What a worker of one job exits with when it has no more to do: 0 if the job is complete, 3 if it is not."""
+"""Exit codes of a worker of one job when it has no more to do: 0 if the job is complete, 3 if not."""
 EXIT_RESTS = 6
-"""What a worker exits with whose engine dies again and again; another machine may do better."""
+"""Exit code of a worker whose engine dies again and again; another machine may do better."""
 STOP_MARGIN_S = 30.0
-"""Beyond `drain_s`: what a worker needs to give units back and to stop its engine."""
+"""Time beyond `drain_s` that a worker needs to give units back and stop its engine."""
 
 
 def worker_command(*arguments: str) -> list[str]:
@@ -30,15 +30,16 @@ def worker_command(*arguments: str) -> list[str]:
 
 
 def stop_grace_s(settings: Settings) -> float:
-    """Return how long to wait for a worker that was asked to end before it is killed."""
+    """Return how long to wait before killing a worker that was asked to end."""
     return settings.drain_s + STOP_MARGIN_S
 
 
 class WorkerProcess:
-    """One child process in a session of its own: the terminal's Ctrl-C reaches it through its parent only.
+    """One child process in a session of its own, so that the terminal's Ctrl-C reaches it only through its
+    parent.
 
-    Must be made by a thread that lives as long as the child, and is used by that thread alone: the kernel
-    tells a child of its parent's death when the *thread* that started it ends.
+    It must be created and used by one thread, which lives as long as the child: the kernel signals the
+    parent's death to a child when the *thread* that started it ends.
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class WorkerProcess:
         output: IO[bytes] | None = None,
         placement: Placement = EVERYWHERE,
     ) -> None:
-        """Start it; its output goes to `output`, or where this process's goes. Raises OSError.
+        """Start it; its output goes to `output`, or to this process's own. Raises OSError.
 
-        It reads `settings_json` from its standard input, which reaches neither its environment nor its own
-        children.
+        It reads `settings_json` from its standard input, so they are in neither its environment nor its
+        children's.
         """
         self._child = subprocess.Popen(  # noqa: S603 - the command is our own
             command,
@@ -63,7 +64,7 @@ class WorkerProcess:
         )
         if placement.cores is not None:
             with suppress(ProcessLookupError):  # it has ended already
-                os.sched_setaffinity(self.pid, placement.cores)  # its threads inherit it, and its children
+                os.sched_setaffinity(self.pid, placement.cores)  # inherited by its threads and children
         pipe = cast(IO[bytes], self._child.stdin)
         with suppress(BrokenPipeError), pipe:  # it may have ended already
             pipe.write(settings_json)
@@ -74,10 +75,10 @@ class WorkerProcess:
         return self._child.pid
 
     def exit_code(self) -> int | None:
-        """Return its exit code (negative: the signal that killed it), or None while it runs.
+        """Return its exit code (negative: the signal that killed it), or None while it is running.
 
-        What a killed worker started and left behind is ended before its process id can be given to another:
-        an engine would keep its GPU memory from the next worker. `LINGER_S` is for cleaning up shared memory.
+        Processes that a killed worker left behind are ended before its process id can be reused: otherwise an
+        engine would keep GPU memory from the next worker. `LINGER_S` lets them clean up shared memory.
         """
         if self._child.returncode is None:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -91,12 +92,13 @@ class WorkerProcess:
         return self._child.returncode
 
     def terminate(self) -> None:
-        """Ask it to drain and end. Harmless when it has ended."""
+        """Ask it to drain and end. Harmless if it has ended."""
         if self._child.returncode is None:
-            # Popen's own `send_signal` would reap a child that has ended, and what it left would live on.
+            # Popen's own `send_signal` would reap a child that has ended, and its leftover processes would
+            # live on.
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and everything that it started, at once."""
+        """Kill it and everything that it started, at once."""
         if self._child.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
