@@ -1,7 +1,7 @@
-"""Makes a finished job's dataset folder complete: counts, final norm, manifest and card beside its files.
+"""Completes a finished job's dataset folder: adds counts, final norm, manifest and card to its files.
 
-The manifest comes last but for the card and the table of jobs, and only when every planned sample is
-accounted for, so a folder that has one is whole. The same job gives the same bytes.
+The manifest is written last, before only the card and the table of jobs, and only if every planned sample is
+accounted for, so a folder with a manifest is complete. The same job gives the same bytes.
 """
 
 from collections import Counter
@@ -38,9 +38,9 @@ PAGE_REJECTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the store knows of a job whose units are all done.
+    """The store's record of a job whose units are all done.
 
-    `rejects` are the plan's and the units', `token_counts` how often each token is supervised.
+    `rejects` are those of the plan and the units; `token_counts` is how often each token is supervised.
     """
 
     job_id: str
@@ -52,7 +52,7 @@ class Account:
     token_counts: Counter[int]
     captured_at: datetime
     attempt: str = ""
-    """In the names of temporary files: whoever lost the lease may still be writing."""
+    """Part of the names of temporary files: an owner that lost the lease may still be writing."""
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
@@ -66,7 +66,7 @@ class Account:
 
 
 def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Account:
-    """Read a job's account. Raises SourceRefused (`source`) where every sample was rejected."""
+    """Read a job's account. Raises SourceRefused (`source`) if every sample was rejected."""
     made = tuple(store.read(commits.unit_commits, lease.job_id))
     if lease.provenance is None or not any(commit.shards for commit in made):
         raise SourceRefused(
@@ -94,19 +94,19 @@ def assemble(
     canary: str,
     report: CanaryReport | None,
 ) -> Manifest:
-    """Write the extras, the manifest and the card of `account` into `dataset`, where its files have landed.
+    """Write the extras, manifest and card of `account` into `dataset`, where its files have landed.
 
     Args:
-        dataset: the dataset folder; other jobs may stand in it.
-        account: the job's.
+        dataset: the dataset folder; it may hold other jobs, too.
+        account: the job's account.
         final_norm: the content of `final_norm.safetensors`.
-        canary: what the manifest says of the canary, and
-        report: the numbers of the one that passed, if it was not skipped.
+        canary: what the manifest says about the canary.
+        report: the report of the canary that passed, if it was not skipped.
 
     Raises:
-        DatasetBroken: a sample, a token or a file is missing; then there is no manifest.
-        OptionRefused: the folder holds another model's states, or a configuration of other columns.
-        OSError: as the file system says.
+        DatasetBroken: a sample, a token or a file is missing; no manifest is written.
+        OptionRefused: the folder holds another model's states, or jobs that do not mix with this one.
+        OSError: from the file system.
     """
     _remove_leftovers(dataset, account.job_id)
     for commit in account.commits:
@@ -114,7 +114,7 @@ def assemble(
             raise DatasetBroken(f"unit {commit.attempt_id.unit} has shards and no index")
         is_kept = account.request.storage.stays and commit.host == HOME
         if account.request.storage.retention == "consumed":
-            if commit.index is not None:  # a shard may go at any moment
+            if commit.index is not None:  # a shard may be removed at any moment
                 _check_file(dataset, commit.index)
             continue
         if is_kept or not commit.is_stored:
@@ -156,7 +156,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _remove_leftovers(dataset: Path, job_id: str) -> None:
-    """Remove what earlier attempts at a job's publishing were writing when they were killed."""
+    """Remove the temporary files of killed attempts at publishing the job."""
     for path in (manifest_path(job_id), token_freq_path(job_id), FINAL_NORM_PATH, JOBS_PATH, CARD_PATH):
         final = dataset / path
         for leftover in final.parent.glob(f".{final.name}.*tmp"):
@@ -164,7 +164,7 @@ def _remove_leftovers(dataset: Path, job_id: str) -> None:
 
 
 def _remove_unnamed(dataset: Path, manifest: Manifest) -> None:
-    """Remove Parquet files that the card's globs would take for the job's, but that are not."""
+    """Remove Parquet files that match the card's globs for the job but do not belong to it."""
     named = {entry.path for entry in (*manifest.shards, *manifest.indexes)}
     for folder in job_folders(manifest.provenance.job_id):
         for path in (dataset / folder).glob("*.parquet"):
@@ -173,7 +173,7 @@ def _remove_unnamed(dataset: Path, manifest: Manifest) -> None:
 
 
 def _write_card(dataset: Path, attempt: str) -> None:
-    """Write the card and the table of the jobs whose manifests are there."""
+    """Write the card and the table of all jobs that have a manifest."""
     card = dataset / CARD_PATH
     existing = card.read_text() if card.exists() else None
     jobs = [

@@ -1,10 +1,10 @@
-"""The dataset card: README.md and its YAML, made from the jobs of a repository.
+"""The dataset card: README.md and its YAML, generated from the jobs of a repository.
 
 The light `index` is the default configuration, so that the Hub's viewer stays usable; the states are another
-one, named by `hub.config_name` (`states` where that is left at `default`). A configuration lists the folders
-of the jobs whose manifest is there instead of a glob, so that a job still being pushed is not loaded.
+one, named by `hub.config_name` (`states` if that is `default`). A configuration lists the folders of the jobs
+that have a manifest instead of one glob for all, so that a job still being pushed is not loaded.
 
-Ours are the text between two markers and a few YAML keys; what a person wrote around them is kept.
+Only the text between two markers and a few YAML keys are generated; everything else is kept.
 """
 
 import re
@@ -27,12 +27,12 @@ BEGIN = "<!-- quarry:begin (rewritten at every push; text outside of the two mar
 END = "<!-- quarry:end -->"
 
 MAX_HEADER_CHARS = 2**20
-"""Of the YAML of a card that is there; a job takes about a hundred."""
+"""Maximum length of an existing card's YAML; a job takes about a hundred characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class BegunJob:
-    """A job that is being captured, by what decides whether it may stand beside others."""
+    """A job that is being captured, with what decides whether it may share a repository with others."""
 
     job_id: str
     provenance: Provenance
@@ -40,14 +40,16 @@ class BegunJob:
 
 
 Job = JobEntry | BegunJob
-"""One that is in the repository, or one that is to stand beside it."""
+"""A job in the repository, or one that is to be added to it."""
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 JOB_IN_PATH = re.compile(r"data/(j-[0-9a-f]{16})/\*\.parquet")
 
 
 def states_config(name: str) -> str:
-    """Return the states' configuration for a `hub.config_name`. Raises OptionRefused (`hub.config_name`)."""
+    """Return the name of the states' configuration for a `hub.config_name`. Raises OptionRefused
+    (`hub.config_name`).
+    """
     if name == INDEX_CONFIG:
         cure = f"choose another name, such as {DEFAULT_STATES_CONFIG!r}"
         detail = f"{INDEX_CONFIG!r} is the light configuration of every dataset"
@@ -73,10 +75,10 @@ def _configs(header: Mapping[str, Any]) -> list[dict[str, Any]]:
 def render_card(
     jobs: Sequence[JobEntry], configs: Mapping[str, str] | None = None, existing: str | None = None
 ) -> str:
-    """Return README.md of a repository that holds `jobs`: the same jobs give the same text.
+    """Return the README.md of a repository that holds `jobs`: the same jobs give the same text.
 
-    `configs` names the states' configuration of a job; one that is not in it keeps what it has in `existing`,
-    the card that is to be replaced, or gets what its request says.
+    `configs` maps a job to its states' configuration. A job that is not in it keeps the one it has in
+    `existing`, the card to be replaced, or gets the one in its request.
 
     Raises:
         OptionRefused: two jobs of one configuration differ in model, layers or layout (`hub.config_name`).
@@ -92,7 +94,7 @@ def render_card(
 def grouped(
     jobs: Sequence[AnyJob], configs: Mapping[str, str] | None = None, existing: str | None = None
 ) -> dict[str, list[AnyJob]]:
-    """Return the jobs of every states configuration. Arguments and errors are those of `render_card`."""
+    """Return the jobs by states configuration. Takes the arguments and raises the errors of `render_card`."""
     chosen = assigned_configs(existing) | dict(configs or {})
     groups: dict[str, list[AnyJob]] = {}
     for job in sorted(jobs, key=lambda job: job.job_id):
@@ -126,8 +128,8 @@ def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
     return named, card[header.end() :]
 
 
-class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]  # it is not typed
-    """Refuses aliases: a few of them write out to gigabytes. `1:30` is text, as in YAML 1.2."""
+class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]  # untyped
+    """Refuses aliases, a few of which can expand to gigabytes. `1:30` is text, as in YAML 1.2."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> object:
         return node.value if ":" in node.value else super().construct_yaml_int(node)
@@ -141,7 +143,7 @@ class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]  # it is not typed
         return super().compose_node(parent, index)
 
 
-for _kind in ("int", "float"):  # a number of base 60 takes a minute where it has as many digits as fit
+for _kind in ("int", "float"):  # a base-60 number of maximum length takes a minute to parse
     _NoAliases.add_constructor(f"tag:yaml.org,2002:{_kind}", getattr(_NoAliases, f"construct_yaml_{_kind}"))
 
 
@@ -173,7 +175,7 @@ def _shape(one: Identity) -> tuple[object, ...]:
 
 
 def _refuse_other_labels(jobs: Iterable[Job]) -> None:
-    """Refuse indexes of other columns: they are one configuration."""
+    """Refuse indexes with different columns, since all indexes are one configuration."""
     labels = {tuple(sorted(job.provenance.identity.labels)): job.job_id for job in jobs}
     if len(labels) > 1:
         jobs_named = " and ".join(sorted(labels.values())[:2])

@@ -1,4 +1,4 @@
-"""The text of the dataset card: `card.md.jinja`, and what it shows."""
+"""The text of the dataset card: renders `card.md.jinja`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from schemas.names import is_local_model
 
 INDEX_CONFIG = "index"
 SHOWN_JOBS = 30
-"""In the tables of jobs: a repository that gets a job every night holds hundreds."""
+"""Maximum rows in the tables of jobs: a repository that gets a job every night holds hundreds."""
 STORAGE = {"none": "none", "planes": "planes (lossless)", "fp8": "fp8 (lossy: within 1/17 of each value)"}
 
 
 def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
-    """Return the card's body; `groups` holds the jobs of every states configuration, each at least one."""
+    """Return the card's body; `groups` has the jobs of each states configuration, at least one each."""
     every = [job for group in groups.values() for job in group]
     groups = {name: groups[name] for name in sorted(groups)}
-    environment = Environment(  # noqa: S701 - it makes Markdown; `cell` keeps a value in its cell
+    environment = Environment(  # noqa: S701 - the output is Markdown; `cell` escapes table cells
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined
     )
     environment.filters.update(
@@ -44,7 +44,7 @@ def _newest(group: Sequence[JobEntry]) -> list[JobEntry]:
 
 
 def _rejects(group: Sequence[JobEntry]) -> list[tuple[str, int]]:
-    """Return how many samples were rejected for each reason, by reason."""
+    """Return how many samples were rejected for each reason, sorted by reason."""
     return sorted(sum((Counter(job.rejects) for job in group), Counter()).items())
 
 
@@ -53,6 +53,6 @@ def _linked(model: str) -> str:
 
 
 def _draft_sizes(job: JobEntry) -> dict[int, str]:
-    """Return the share of the supervised tokens that a drafter could draft, by the size of its vocabulary."""
+    """Return the share of supervised tokens that a drafter could draft, by its vocabulary size."""
     supervised = job.totals.supervised_tokens
     return {part.draft_vocab: f"{part.tokens / supervised:.3%}" for part in job.vocabulary.coverage}

@@ -1,4 +1,6 @@
-"""The files of a dataset that no unit makes: the counts of supervised tokens and the target's final norm."""
+"""The dataset files that do not come from a unit: the counts of supervised tokens and the target's final
+norm.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -11,13 +13,13 @@ from service.errors import OptionRefused
 
 
 def file_entry(dataset: Path, path: str) -> FileEntry:
-    """Return what the file at `path` below `dataset` is now. Raises OSError."""
+    """Return the entry of the current file at `path` below `dataset`. Raises OSError."""
     sha256, num_bytes = sha256_of(dataset / path)
     return FileEntry(path=path, sha256=sha256, bytes=num_bytes)
 
 
 def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: str = "") -> FileEntry:
-    """Seal how often each token is supervised (`loss_mask` 1), by token id. Raises OSError."""
+    """Seal the counts of how often each token id is supervised (`loss_mask` 1). Raises OSError."""
     path = token_freq_path(job_id)
     seal_bytes(dataset / path, packed_counts(counts), attempt)
     return file_entry(dataset, path)

@@ -1,6 +1,6 @@
-"""What a stranger may have written to a repository, read: its card, its table of jobs, a manifest.
+"""Reads untrusted content of a repository: its card, its table of jobs, a manifest.
 
-Runs in a process of its own, which imports this module and nothing of the Hub's client.
+Runs in a process of its own, which imports this module but not the Hub's client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from service.publish.card import Job, grouped, render_card
 
 
 def is_of_run(content: bytes, shards: Sequence[ShardEntry], is_whole: bool) -> bool:
-    """Say whether a manifest is that of a run with these shards, or with them so far; it may say more now."""
+    """Return whether a manifest has exactly these shards or, unless `is_whole`, at least these."""
     with suppress(ValidationError):
         theirs = Manifest.model_validate_json(content).shards
         return theirs == shards or (not is_whole and all(shard in theirs for shard in shards))
@@ -33,7 +33,9 @@ def merge(
     table: bytes | None,
     manifests: Mapping[str, str],
 ) -> dict[str, bytes]:
-    """Return card and table with `job`; `manifests` has the sha256 or the git name of each other job's."""
+    """Return card and table with `job` added; `manifests` maps the path of each other manifest to its sha256
+    or git oid.
+    """
 
     def refused(path: str, detail: str) -> OptionRefused:
         cure = f"name another repository, or bring {path} back as the last push of a job left it"

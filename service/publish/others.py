@@ -1,4 +1,4 @@
-"""What a repository holds already, held against a job that is to stand beside it."""
+"""Checks a job against what its repository already holds."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,21 +17,24 @@ from service.publish.upload import Uploads
 R = TypeVar("R")
 
 MAX_TABLE_BYTES = 2**24
-"""Of the table of jobs: some thousands of them. What a stranger wrote there may take sixty times as much."""
+"""Maximum size of the table of jobs: some thousands of jobs. Parsing an untrusted one may take sixty times as
+much memory.
+"""
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
 
 class OtherJobs:
-    """The jobs of `hub` beside one job."""
+    """The other jobs in `hub`, from one job's view."""
 
     def __init__(self, hub: Repository, uploads: Uploads, job_id: str) -> None:
-        """Read nothing yet."""
+        """Store the arguments; nothing is read yet."""
         self._hub, self._uploads, self._job_id = hub, uploads, job_id
         self._merged: dict[str, dict[str, bytes]] = {}
-        """By the revision, which is read once."""
+        """By revision; each revision is read once."""
 
     def merged(self, job: Job, norm: FileEntry, revision: str) -> dict[str, bytes]:
-        """Return what says which jobs are at `revision` and this one, by path; nothing while it is captured.
+        """Return the card and table of the jobs at `revision` and this job, by path; empty if it is still
+        being captured.
 
         `norm` is the target's final norm. Raises OptionRefused if the jobs do not mix.
         """
@@ -46,7 +49,7 @@ class OtherJobs:
         card = self._hub.read(CARD_PATH, revision)
         table = self._hub.read(JOBS_PATH, revision, MAX_TABLE_BYTES) if manifests else None
         config = {self._job_id: states_config(self._hub.target.config_name)}
-        # A process takes half a second, and a new repository holds nothing that anybody wrote.
+        # A process takes half a second, and a new repository holds nothing untrusted.
         read = partial(self._read, merge) if card or table else merge
         merged = read(self._hub.target.repo_id, job, config, card, table, manifests)
         return self._merged.setdefault(revision, merged)
@@ -54,9 +57,9 @@ class OtherJobs:
     def refuse_another_run(
         self, shards: Sequence[ShardEntry], revision: str, manifest: FileEntry | None = None
     ) -> None:
-        """Raise OptionRefused if the job is published with other shards.
+        """Raise OptionRefused if the repository already has a manifest of this job with other shards.
 
-        `shards` are all of this run, with its `manifest`; or those so far.
+        With `manifest`, `shards` are all shards of this run; without it, those so far.
         """
         path = manifest_path(self._job_id)
         remote = self._hub.find([path], revision).get(path)
@@ -80,7 +83,7 @@ class OtherJobs:
             raise OptionRefused(detail, field="hub.repo_id", cure=ONE_MODEL_CURE)
 
     def _read(self, function: Callable[..., R], *args: object) -> R:
-        """Return what a function makes of what anybody may have written to the repository."""
+        """Call a function that reads untrusted content of the repository, in a process of its own."""
         settings = self._hub.settings
         memory_bytes, deadline_s = settings.plan_memory_bytes, settings.plan_silence_s
         try:

@@ -1,4 +1,4 @@
-"""The publisher: completes the dataset of a finished job, pushes it where it was asked for, ends the job."""
+"""The publisher: completes the dataset of a finished job, pushes it if requested, and completes the job."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,15 +30,15 @@ def run_publishing(
     patience: Patience | None = None,
     unpushed: bool = False,
 ) -> bool:
-    """Publish one job if one is ready, however long its upload takes; return whether there was one.
+    """Publish one job if one is ready, however long the upload takes; return whether there was one.
 
-    What goes wrong ends in the job: failed, blocked with everything kept, or reported in a job that is tried
-    again.
+    Errors are recorded in the job: it fails, is blocked with everything kept, or reports the error and is
+    retried.
     """
 
     def publish(lease: PublishLease, kept: Kept) -> None:
         def advance() -> None:
-            # A push needs no database: what cannot be recorded now is after the next commit.
+            # A push needs no database: what cannot be recorded now is recorded after the next commit.
             with suppress(*STORE_AWAY):
                 store.write(publishing.advance, lease)
 
@@ -52,13 +52,14 @@ def run_publishing(
 
 
 run_local_publishing = partial(run_publishing, unpushed=True)
-"""The same for jobs that are pushed nowhere, which wait for no upload of others."""
+"""The same for jobs that are not pushed, which need not wait for the uploads of others."""
 
 
 def publish_folder(folder: Path, hub: HubTarget, settings: Settings, patience: Patience | None = None) -> str:
-    """Push every job of a complete dataset folder; return the last commit. What is there is not sent again.
+    """Push every job of a complete dataset folder; return the last commit. Files already there are not sent
+    again.
 
-    Raises DatasetBroken where there is no manifest, and what `JobPush` raises.
+    Raises DatasetBroken if there is no manifest, and what `JobPush` raises.
     """
     jobs = sorted(path.stem for path in (folder / MANIFEST_FOLDER).glob("*.json") if is_job_id(path.stem))
     if not jobs:
@@ -75,7 +76,7 @@ def _publish(
     advance: Callable[[], None],
     patience: Patience | None,
 ) -> str | None:
-    """Return the commit that holds the job; none where no repository was asked for, or nothing is new."""
+    """Return the commit that holds the job, or None if it is not pushed or has nothing new."""
     if store.read(jobs.job, lease.job_id).progress.wrote_nothing_new:
         return None
     dataset = settings.dataset_dir(lease.job_id)
@@ -94,7 +95,7 @@ def _publish(
 
 
 def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple[str, CanaryReport | None]:
-    """Return what the manifest says of the canary, and the numbers of the one that passed."""
+    """Return what the manifest says about the canary, and the report of the canary that passed."""
     if request.canary == "skip":
         return "skipped by request", None
     made = lease.provenance

@@ -1,14 +1,15 @@
-"""Pushes one finished job from a dataset folder to its repository, so that a consumer never sees half of it.
+"""Pushes one finished job from a dataset folder to its repository, so that consumers never see a
+partial job.
 
-Large files go ahead of the commits; then commits of up to 100 files, of which only the last holds the
-manifest, the card and the table of jobs. Before every commit, and so also after every error of one, the
-repository is read: what is there already drops out, and a commit whose answer was lost is not made twice.
-Every commit is guarded by its parent, at which no other run of the job is published: the card lists all jobs,
-and two runs of one have the same paths. At the end everything is read back.
+Large files are uploaded first; then commits of up to 100 files are made, of which only the last has the
+manifest, the card and the table of jobs. The repository is read before every commit, and so also after a
+failed one: files already there are skipped, and a commit whose answer was lost is not made twice. Every
+commit names its parent, at which no other run of the job is published: the card lists all jobs, and two runs
+of a job use the same paths. At the end everything is read back.
 
-What is published is never replaced: a repository that holds another run of the job is refused. What a run
-left there that never landed, and so is in no manifest, goes with the last commit: the card's globs would take
-it for the job's.
+Published files are never replaced: a repository that holds another run of the job is refused. Files left by a
+run that was never published, and so in no manifest, are deleted in the last commit, since they would match
+the card's globs.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +32,11 @@ from service.publish.upload import Uploads
 from service.settings import Settings
 
 OWN_FILES = 3
-"""In the last commit: the manifest, the card and the table of jobs."""
+"""Further files in the last commit: the manifest, the card and the table of jobs."""
 
 
 def check_target(hub: HubTarget, settings: Settings, patience: Patience | None = None) -> None:
-    """Return if the token may write to `hub`, or may create it. A client waits, so patience is short.
+    """Return only if the token may write to or create `hub`. A client is waiting, so patience is short.
 
     Raises HubDenied (`hub.repo_id`), OptionRefused (`hub.private`, `hub.config_name`), HubUnavailable.
     """
@@ -45,7 +46,7 @@ def check_target(hub: HubTarget, settings: Settings, patience: Patience | None =
 
 
 def early_batches(files: Sequence[FileEntry]) -> list[Sequence[FileEntry]]:
-    """Return the files of every commit but the last, which has room for `OWN_FILES` beside the rest."""
+    """Return the files of every commit but the last; the rest and `OWN_FILES` fit in the last one."""
     split = max(0, len(files) - (MAX_COMMIT_FILES - OWN_FILES))
     return [
         files[start : min(start + MAX_COMMIT_FILES, split)] for start in range(0, split, MAX_COMMIT_FILES)
@@ -53,11 +54,11 @@ def early_batches(files: Sequence[FileEntry]) -> list[Sequence[FileEntry]]:
 
 
 class JobPush:
-    """A push of the job whose manifest stands in `dataset`. It is run once.
+    """A push of the job whose manifest is in `dataset`. It is run once.
 
-    Local files are never deleted. In the repository, Parquet files of this job that no manifest lists are.
-    `check` is called between uploads and before commits, `advance` after each commit but the last; both may
-    raise.
+    Local files are never deleted. In the repository, Parquet files in this job's folders that its manifest
+    does not list are deleted. `check` is called between uploads and before commits, `advance` after each
+    commit but the last; both may raise.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class JobPush:
         check: Callable[[], None] = lambda: None,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read the manifest. Raises DatasetBroken if it is not that of a job alone."""
+        """Read the manifest. Raises DatasetBroken if it is not this job's, or names files of others."""
         self._hub, self._job_id, self._check, self._advance = hub, job_id, check, advance
         self._manifest = read_manifest(dataset / manifest_path(job_id))
         self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
@@ -80,20 +81,20 @@ class JobPush:
         self._others = OtherJobs(hub, self._uploads, job_id)
 
     def run(self) -> str:
-        """Return a commit that holds the job whole.
+        """Push the job; return a commit that holds all of it.
 
         Raises:
             HubDenied: the token may not write (`hub.repo_id`).
-            HubUnavailable: patience is at its end, or what was pushed cannot be read back.
-            OptionRefused: the repository holds another model or another run of this job (`hub.repo_id`); it
-                is public where a private one was asked for (`hub.private`), or has a configuration of other
-                columns (`hub.config_name`).
+            HubUnavailable: patience is exhausted, or what was pushed cannot be read back.
+            OptionRefused: the repository holds another model or another run of this job (`hub.repo_id`), is
+                public although a private one was requested (`hub.private`), or has jobs that do not mix with
+                this one (`hub.config_name`, `labels`).
             DatasetBroken: a local file is not what the manifest says.
         """
         hub = self._hub
         hub.ensure()
         head = hub.head()
-        # What cannot be merged is refused before a byte is sent.
+        # A job that cannot be merged is refused before a byte is sent.
         self._refuse_another_run(head)
         self._others.merged(self._entry, self._norm, head)
         for batch in early_batches(self._files):
@@ -113,7 +114,7 @@ class JobPush:
         self._refuse_another_run(head)
         merged = self._others.merged(self._entry, self._norm, head)
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
-        # Of all files: another run that has not landed either may have overwritten earlier ones.
+        # Check all files again: another unpublished run may have overwritten earlier ones.
         operations += self._uploads.send(self._uploads.missing([*self._files, self._own], head))
         operations += [CommitOperationDelete(path) for path in self._stale(head)]
         for path, content in merged.items():
@@ -121,14 +122,16 @@ class JobPush:
                 operations.append(CommitOperationAdd(path, content))
         if not operations:
             return head
-        self._check()  # after the head was read, as in `Uploads.commit`
+        self._check()  # after reading the head, as in `Uploads.commit`
         return self._hub.commit(operations, f"Add {self._job_id}", parent=head)
 
     def _refuse_another_run(self, revision: str) -> None:
         self._others.refuse_another_run(self._manifest.shards, revision, self._own)
 
     def _stale(self, revision: str) -> list[str]:
-        """Return the Parquet files at `revision` that the card's globs take for the job's, but are not."""
+        """Return the Parquet files at `revision` that match the card's globs for the job but do not belong to
+        it.
+        """
         named = {entry.path for entry in self._files}
         paths = [
             file.path for folder in job_folders(self._job_id) for file in self._hub.files(folder, revision)
@@ -137,7 +140,7 @@ class JobPush:
 
 
 def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry]) -> None:
-    """Refuse a manifest that names files which are not the job's: the folder may be anybody's."""
+    """Refuse a manifest that names files outside the job: the folder may be untrusted."""
     if manifest.provenance.job_id != job_id:
         raise DatasetBroken(f"the manifest of {job_id} is that of {manifest.provenance.job_id}")
     if FINAL_NORM_PATH not in [entry.path for entry in files]:

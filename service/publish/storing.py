@@ -1,7 +1,8 @@
-"""Stores captured units in their job's repository, so that little is left to send when the last is captured.
+"""Stores captured units in their job's repository early, so that little is left to send after the last
+unit.
 
-Nothing is said of them there before the publication, which proves every file at its end. Shards that are not
-kept here go when the repository has them.
+No manifest or card lists them before publishing, which verifies every file at its end. Shards that are not
+kept here are removed once the repository has them.
 """
 
 import socket
@@ -25,7 +26,7 @@ from service.work.meters import EVICTED, STORED
 from service.work.runner import run_next
 
 TURN_S = 1.0
-"""Between two looks at the lease while another commits to the repository."""
+"""Time between two checks of the lease while waiting for the repository's next commit."""
 
 
 def run_storing(
@@ -37,10 +38,10 @@ def run_storing(
     *,
     patience: Patience | None = None,
 ) -> bool:
-    """Store a job's units that were captured on this host if there are enough; return whether there were.
+    """Store units of a job that were captured on this host, if a storing is due; return whether one was.
 
-    An error is told by an event of the job and tried again: capture goes on. One that would fail the
-    publication fails the job now.
+    An error is recorded as an event of the job and the storing is retried while capture continues. An error
+    that would fail the publication fails the job now.
     """
 
     def work(lease: StoreLease, kept: Kept) -> None:
@@ -56,25 +57,26 @@ def run_storing(
 def _store(
     store: Store, settings: Settings, lease: StoreLease, check: Callable[[], None], patience: Patience | None
 ) -> None:
-    """Raises what `push.JobPush.run` raises."""
+    """Store the units of a lease. Raises what `push.JobPush.run` raises, and WriteFailed."""
     request = store.read(jobs.request, lease.job_id)
     assert request.hub is not None, "only a job that is pushed has such a task"  # noqa: S101
     hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
     is_home = lease.item == HOME
     made = store.read(commits.waiting, lease.job_id, lease.item, storing.FULL_FILES)
     dataset, elsewhere = settings.dataset_dir(lease.job_id), {}
-    if not is_home:  # scratch, which no other process reads
+    if not is_home:  # scratch, which only this host reads
         dataset = settings.work_root / lease.job_id
         elsewhere = {path: file for unit in made for path, file in sealed_files(settings, unit).items()}
         if lost := [path for path, file in elsewhere.items() if not file.is_file()]:
-            # No fault of the job: the disk was emptied, or a copy of this machine has its id and the file.
+            # Not the job's fault: the disk was emptied, or a clone of this machine has its host id and the
+            # file.
             cure = "restore it, or have it captured again: `quarry workers forget` with the host's id"
             raise WriteFailed(f"{lost[0]} is no longer on {socket.gethostname()}", cure=cure)
     uploads = Uploads(hub, dataset, check, elsewhere)
     others = OtherJobs(hub, uploads, lease.job_id)
     hub.ensure()
     norm = store.read(commits.final_norm, lease.job_id)
-    # What cannot be merged is refused before a byte is sent.
+    # A job that cannot be merged is refused before a byte is sent.
     begun = BegunJob(lease.job_id, lease.provenance, hub.target.config_name)
     others.merged(begun, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
     check()
@@ -83,7 +85,7 @@ def _store(
             move_into_dataset(settings, unit)
     files = [entry for unit in made for entry in unit.files]
     if missing := uploads.missing(files):
-        uploads.send(missing)  # in nobody's turn: every host has its own line to the Hub
+        uploads.send(missing)  # needs no turn: every host has its own connection to the Hub
         _take_turn(store, lease, hub.target.repo_id, check)
     hub.patience.retry(partial(_commit, uploads, others, made), long=True)
     large = uploads.read_back(files)
@@ -105,7 +107,9 @@ def _store(
 
 
 def _take_turn(store: Store, lease: StoreLease, repo_id: str, check: Callable[[], None]) -> None:
-    """Wait until the job may commit to its repository. Raises HubLimited where the Hub asked for longer."""
+    """Wait until the job may commit to its repository. Raises HubLimited if the Hub's rate limit is
+    longer.
+    """
     while wait_s := store.write(storing.take_turn, lease):
         if wait_s > storing.APART.total_seconds():
             limited = HubLimited(f"{repo_id} takes no commit for {wait_s:.0f} s")

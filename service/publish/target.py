@@ -1,4 +1,4 @@
-"""Where in a repository a job's states belong."""
+"""Decides which configuration of a repository a job's states belong to."""
 
 from schemas.identity import Identity
 from schemas.request import HubTarget
@@ -6,11 +6,13 @@ from service.publish.card import states_config
 from service.store import Store, captured_samples
 
 CONFIG_CHARS = 55
-"""Of a configuration's name, so that there is room for a recipe's."""
+"""Maximum length kept of a configuration's name, so that a recipe's digest can be appended."""
 
 
 def target_of(store: Store, job_id: str, identity: Identity, hub: HubTarget) -> HubTarget:
-    """Return where a job is pushed to; a recipe that a schedule changed to has a configuration of its own."""
+    """Return where a job is pushed to; after a schedule changes its recipe, the new one has its own
+    configuration.
+    """
     recipe = identity.recipe_sha256()
     if store.read(captured_samples.first_recipe, job_id) in {None, recipe}:
         return hub

@@ -1,4 +1,4 @@
-"""Sends files of a dataset folder to a repository: what is there is not sent again."""
+"""Sends files of a dataset folder to a repository, without resending what is already there."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,13 +15,13 @@ from service.errors import DatasetBroken, HubUnavailable
 from service.work.meters import UPLOADED
 
 GROUP_FILES = 8
-"""Files between two looks at the lease, and what an error of an upload puts at stake."""
+"""How many files are sent between two checks of the lease, and at most retried after an upload error."""
 
 
 class Uploads:
-    """The files of `dataset` on their way to `hub`. `check` is called between them, and may raise.
+    """Uploads files of `dataset` to `hub`. `check` is called between groups of files, and may raise.
 
-    Files of `elsewhere`, by their paths, are not in it yet.
+    `elsewhere` maps the paths of files that are not in `dataset` yet to where they are.
     """
 
     def __init__(
@@ -31,50 +31,52 @@ class Uploads:
         check: Callable[[], None],
         elsewhere: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """Send nothing yet."""
+        """Store the arguments; nothing is sent yet."""
         self._hub, self._dataset, self._check, self._elsewhere = hub, dataset, check, elsewhere
         self._additions: dict[str, CommitOperationAdd] = {}
 
     def missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
-        """Return the files that `revision` does not hold with these bytes."""
+        """Return the files that are missing at `revision`, or have other bytes there."""
         remote = self._hub.find([entry.path for entry in entries], revision)
         return [e for e in entries if e.path not in remote or not self.is_same(remote[e.path], e)]
 
     def is_same(self, remote: RepoFile, entry: FileEntry) -> bool:
-        """Say whether a file of the repository has an entry's bytes."""
+        """Return whether a file of the repository has an entry's bytes."""
         if remote.lfs is not None:
             return bool((remote.lfs.sha256, remote.size) == (entry.sha256, entry.bytes))
         same_size: bool = remote.size == entry.bytes
         return same_size and remote.blob_id == git_oid(self._local(entry).read_bytes())
 
     def send(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
-        """Return the operations of `entries`, uploaded and proven to be the sealed bytes.
+        """Upload `entries`, check that the sealed bytes were sent, and return their commit operations.
 
         Raises DatasetBroken, HubDenied, HubUnavailable.
         """
         additions: list[CommitOperationAdd] = []
         for start in range(0, len(entries), GROUP_FILES):
             some = entries[start : start + GROUP_FILES]
-            # Each group has tries of its own: one commit's files may take hours, with an error in each.
+            # Each group has its own retries: the files of one commit may take hours, with an error in every
+            # group.
             additions += self._hub.patience.retry(partial(self._send_group, some), long=True)
         return additions
 
     def commit(self, entries: Sequence[FileEntry], message: str, look: Callable[[str], None]) -> None:
-        """Send the files and commit them on a head that `look` does not refuse.
+        """Send the files and commit them onto a head that `look` does not refuse.
 
         Raises as `send`, `look` and `Repository.commit` do.
         """
         additions = self.send(entries)
-        head = self._hub.head()  # another run may have been published while the bytes were sent
+        head = self._hub.head()  # another run may have been published during the upload
         look(head)
-        # After the head was read: whoever gets the lease later commits on this head or a later one, and a
-        # commit of ours that arrives after theirs finds the branch elsewhere.
+        # After reading the head: a later owner of the lease commits on this head or a later one, so a commit
+        # of ours that arrives after theirs no longer matches the branch.
         self._check()
         self._hub.commit(additions, message, parent=head)
-        self._additions.clear()  # the client commits each once
+        self._additions.clear()  # the client commits each operation only once
 
     def read_back(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> set[str]:
-        """Compare files at `revision` with what was sealed: small ones by git's hash, large ones by sha256.
+        """Compare files at `revision` with the sealed ones: small files by git's hash, large (LFS) files by
+        sha256.
 
         Return the paths of the large ones. Raises HubUnavailable.
         """
@@ -92,14 +94,14 @@ class Uploads:
         group = [self._addition(entry) for entry in entries]
         self._hub.upload(group)
         for entry, addition in zip(entries, group, strict=True):
-            # The client hashed the very bytes that it sent.
+            # The client hashed exactly the bytes that it sent.
             if addition.upload_info.sha256.hex() != entry.sha256:
                 raise DatasetBroken(f"{entry.path} no longer has the bytes that were sealed")
         UPLOADED.add(bytes=sum(entry.bytes for entry in entries))
         return group
 
     def _addition(self, entry: FileEntry) -> CommitOperationAdd:
-        """Return the operation of a file: one a push, so that what is uploaded is not uploaded again."""
+        """Return the operation of a file: one per push, so that an uploaded file is not uploaded again."""
         if entry.path not in self._additions:
             self._additions[entry.path] = CommitOperationAdd(entry.path, self._local(entry))
         return self._additions[entry.path]
