@@ -1,11 +1,11 @@
-"""The canary: a few prompts whose captured states must be the reference's, layer by layer. Pure comparison.
+"""The canary: compares the captured states of a few prompts with a reference's, layer by layer. No I/O.
 
-Imports torch: import it lazily. The logit check cannot see an auxiliary layer that is off by one; this can.
+Imports torch: import it lazily. Unlike the logit check, it can detect an auxiliary layer that is off by one.
 
-In 16 bits some models are chaotic: a router or a recurrent state turns the last bit of one layer into another
-state two layers on, in transformers as in any engine. A random Qwen3-Next of 8 layers is 0.16 from its own
-float32 run at the median token, whoever runs it. So a capture that does not fit the reference in the job's
-dtype may be as far from a reference in float32 as that first reference is.
+In 16 bits some models are chaotic: a router or a recurrent state amplifies the last bit of one layer to a
+different state two layers later, in transformers as in any engine. The states of a random 8-layer Qwen3-Next
+are 0.16 off its own float32 run at the median token, whatever runs it. So a capture that does not match the
+reference in the job's dtype may be as far from a float32 reference as that 16-bit reference is.
 
 Legend: T tokens, H hidden size, J candidate layers.
 """
@@ -21,48 +21,52 @@ from schemas.request import Dtype
 from service.errors import EngineRefused, StatesWrong
 
 POST_NORM = -1
-"""The id of layer N after the final norm in a reference's states; no job captures it."""
+"""The id, in a reference's states, of layer N after the final norm; no job captures it."""
 
 CANARY_SKIP = 'set "canary": "skip" to run without it; the manifest records that'
-"""The cure where there is no reference."""
+"""The cure if there is no reference."""
 
 _MIN_COSINE: dict[Dtype, float] = {"bfloat16": 0.99, "float16": 0.999, "float32": 0.99999}
-"""A right capture differs by a few roundings per decoder layer: relative errors of 5e-2, 4e-3 and 4e-6 were
-seen after 8 layers, cosines of 0.9987, 0.99999 and 1. The rest is room for depth and for other kernels."""
+"""A correct capture differs by a few roundings per decoder layer: relative errors of 5e-2, 4e-3 and 4e-6 were
+seen after 8 layers, and cosines of 0.9987, 0.99999 and 1. The rest is margin for depth and other kernels.
+"""
 _MIN_COSINE_8BIT = 0.95
-"""Where the engine rounds the inputs of its products to 8 bits and the reference does not. An fp8 input is
-2.6e-2 off; relative errors of 3e-2 were seen in a trained model of 8 layers and 0.22 in a random one of 22,
-cosines of 0.9993 and 0.975. The nearest layer of the reference still decides which layer it is."""
+"""The threshold if the engine rounds matmul inputs to 8 bits and the reference does not. An fp8 input is off
+by 2.6e-2; relative errors of 3e-2 were seen in a trained 8-layer model and 0.22 in a random 22-layer one,
+with cosines of 0.9993 and 0.975. The nearest layer of the reference still identifies the layer.
+"""
 _MIN_TOKENS = 0.9
-"""Share of each prompt's tokens that must fit: rounding alone flips a mixture of experts' router on a few."""
+"""Share of each prompt's tokens that must match: rounding alone flips an MoE router on a few."""
 _CLOSER = 0.5
 _NOISE_FACTOR = 2.0
-"""Two runs of the same noise differ in their quantiles; a wrong layer, row or norm is not noise at all."""
+"""Two runs with the same noise differ in their quantiles; a wrong layer, row or norm is far outside the
+noise.
+"""
 _ROUNDING: dict[Dtype, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 _QUANTILES = (0.5, 0.8)
 _LATER = 0.1
-"""A quantile is held to a later one of the noise, because the noise hits tokens at random."""
+"""A quantile is compared with a higher quantile of the noise, because the noise hits tokens at random."""
 _LONG_PROMPT = 100
-"""A prompt of at least this many tokens is held to the noise by itself, too."""
+"""A prompt of at least this many tokens is also compared with the noise on its own."""
 _LENGTHS = (1, 17, 129)
 _SHARED_PREFIX = 100
 _CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
 
 States = Sequence[Mapping[int, torch.Tensor]]
-"""By prompt and layer id, [T, H]."""
+"""By prompt and layer id: [T, H]."""
 
 
 def no_reference(what: str, cure: str = CANARY_SKIP) -> EngineRefused:
-    """Return the refusal of a canary that has no reference."""
+    """Return the error for a canary that has no reference."""
     return EngineRefused(what, field="canary", cure=cure)
 
 
 @dataclass(frozen=True, slots=True)
 class _Distance:
-    """How far one layer's states of one prompt are from each layer of a reference.
+    """The distance of one layer's states of one prompt from each layer of a reference.
 
-    Of each token: the cosine to the state of the same layer [T], the relative distance to it [T] and to each
-    candidate [J, T].
+    For each token: the cosine with the state of the same layer [T], and the relative distance to it [T] and
+    to each candidate [J, T].
     """
 
     candidates: tuple[int, ...]
@@ -72,10 +76,10 @@ class _Distance:
 
 
 def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:
-    """Return prompts of 1 to 129 token ids, none longer than `max_len`; always the same ones.
+    """Return prompts of 1 to 129 token ids, none longer than `max_len`; deterministic.
 
-    The last shares a long prefix with the one before it, which a prefix cache serves. Ids come from the
-    middle of the vocabulary, because both ends hold special tokens that some models act on.
+    The last shares a long prefix with the one before it, to hit the prefix cache. Ids are from the middle of
+    the vocabulary, because special tokens, on which some models act, are at both ends.
     """
     draw = np.random.default_rng(20_260_101)
     low, high = vocab_size // 4, max(vocab_size // 4 + 1, 3 * vocab_size // 4)
@@ -95,12 +99,12 @@ def judge(
     dtype: Dtype,
     activation_bits: int | None = None,
 ) -> tuple[LayerAgreement, ...]:
-    """Hold captured states against the reference's.
+    """Check captured states against the reference's.
 
-    The reference holds every layer 0..N and POST_NORM; with `activation_bits` the engine rounds more than it.
-    Each captured layer must point where its own reference points and must not be clearly nearer to another: a
-    token whose neighbours cannot be distinguished (a massive first token) does not count against it, but over
-    all tokens its own layer must be the nearest.
+    The reference has every layer 0..N and POST_NORM; with `activation_bits`, the engine rounds more than the
+    reference. Each captured layer must have the direction of its own reference and must not be clearly nearer
+    to another layer. A token whose adjacent layers cannot be distinguished (a massive first token) does not
+    count against it, but over all tokens its own layer must be the nearest.
 
     Raises:
         StatesWrong: names the layer, the distance, and which layer it looks like.
@@ -131,15 +135,15 @@ def judge_by_noise(
     num_layers: int,
     dtype: Dtype,
 ) -> tuple[LayerAgreement, ...]:
-    """Hold captured states to the exact ones, within the noise of the rounded ones.
+    """Check captured states against the exact ones, within the noise of the rounded ones.
 
     Args:
-        captured: the engine's, of `layer_ids`.
-        rounded: the reference's in `dtype`, which is not float32: layers 0..N and POST_NORM.
+        captured: the engine's states of `layer_ids`.
+        rounded: the reference's states in `dtype`, which is not float32: layers 0..N and POST_NORM.
         exact: the same in float32.
         layer_ids: the captured layers.
         num_layers: N.
-        dtype: what engine and `rounded` ran in.
+        dtype: the dtype of the engine and of `rounded`.
 
     Raises:
         StatesWrong: names the layer, and how far it is off.
@@ -149,7 +153,7 @@ def judge_by_noise(
     except StatesWrong:
         pass  # the reference in the dtype is off, too
     else:
-        # Else a short stale block, which stays below the quantiles, would pass in any model.
+        # Otherwise a short stale block, which stays below the quantiles, would pass in any model.
         raise _wrong("rounding cannot explain the difference in this model")
     layers = []
     for layer_id in layer_ids:
@@ -176,7 +180,7 @@ def _distances(layer_id: int, states: States, reference: States) -> list[_Distan
 
 
 def _distance(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tensor]) -> _Distance:
-    """Measure [T, H] against a reference's layers; in float64: float32 cannot tell cosines near 1 apart."""
+    """Measure [T, H] against a reference's layers, in float64: float32 cannot resolve cosines near 1."""
     own_TH = want[layer_id].double()
     if got_TH.shape != own_TH.shape:
         raise _wrong(f"layer {layer_id} has shape {list(got_TH.shape)}, the reference {list(own_TH.shape)}")
@@ -202,7 +206,7 @@ def _own_errors(distances: Sequence[_Distance]) -> torch.Tensor:
 
 
 def _agreement(layer_id: int, distances: Sequence[_Distance]) -> LayerAgreement:
-    """Return the numbers of a layer that is nearest to its own reference."""
+    """Return the report of a layer that is nearest to its own reference."""
     return LayerAgreement(
         layer_id=layer_id,
         cosine=min(float(distance.cosine_T.median()) for distance in distances),
@@ -241,7 +245,7 @@ def _check_noise(layer_id: int, error_T: torch.Tensor, noise_T: torch.Tensor, ro
 
 
 def _looks_like(layer_id: int, num_layers: int) -> str:
-    """Say which layer of the reference states are nearest to."""
+    """Describe the layer of the reference that the states are nearest to."""
     if layer_id == POST_NORM:
         return f"looks like layer {num_layers} after the final norm"
     return f"looks like layer {layer_id}"

@@ -1,6 +1,6 @@
-"""Proves one sealed attempt against its plan and against what the engine said, before it is committed.
+"""Checks one sealed attempt against its plan and the engine's log-probabilities, before it is committed.
 
-Imports torch: import it lazily. Everything is read back from the sealed files, nothing is taken from memory.
+Imports torch: import it lazily. Everything is read back from the sealed files, not taken from memory.
 
 Legend: T tokens, H hidden size.
 """
@@ -30,9 +30,9 @@ from service.proof.row_proof import prove_row
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A row that was answered, as it must be stored: `ids` int32 `[T]` and `mask` uint8 `[T]`.
+    """An answered row as it must be stored: `ids` int32 `[T]` and `mask` uint8 `[T]`.
 
-    The last token may be missing: in one pass it has no state.
+    The stored row may lack the last token: in one pass it has no state.
     """
 
     ids: NDArray[np.int32]
@@ -42,7 +42,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class UnitProof:
-    """What was proven of a unit; by rank, the sha256 of a file and its rows without their states."""
+    """The proof of a unit: its checks and, by rank, the file's sha256 and its rows without states."""
 
     checks: UnitChecks
     sha256s: Mapping[int, str]
@@ -60,22 +60,22 @@ def check_unit(
     skipped: AbstractSet[int] = frozenset(),
     written: Mapping[int, Written] = {},
 ) -> UnitProof:
-    """Hold one attempt's sealed files against the unit's plan, their receipts and the engine's witnesses.
+    """Check one attempt's sealed files against the unit's plan, the receipts and the engine's witnesses.
 
     Args:
         attempt: the attempt's folder, which holds the files that the receipts name.
         plan: the unit's frozen samples; a row's number in it is its row everywhere else.
-        receipts: what every rank said of this attempt.
-        witnesses: by plan row; where layer N was captured, one is needed for each written row.
-        head: of the model, which rows of layer N are held against.
-        identity: of the job; every shard must carry it.
+        receipts: every rank's receipt for this attempt.
+        witnesses: by plan row; if layer N was captured, each written row needs one.
+        head: the model's head, against which rows of layer N are checked.
+        identity: the job's; every shard must carry it.
         skipped: plan rows that the service never sent to the engine.
-        written: by plan row, what the target answered behind the plan's tokens.
+        written: by plan row, the row with the target's answers as it must be stored.
 
     Raises:
-        EngineDied: the engine dropped rows; the unit is tried again.
-        WriteFailed: a sealed file is not what its receipt says; the unit is tried again.
-        StatesWrong: rows disagree with the plan or with the model, named with both values.
+        EngineDied: the engine dropped rows; the unit is retried.
+        WriteFailed: a sealed file does not match its receipt; the unit is retried.
+        StatesWrong: rows disagree with the plan or the model; the message has both values.
     """
     unit = f"unit {receipts[0].attempt_id.unit}"
     _account(unit, plan.num_rows, receipts, skipped)
@@ -89,14 +89,14 @@ def check_unit(
             with closing(DirectReader(attempt / receipt.file)) as file:
                 _check_footer(file, receipt)
                 try:
-                    # Through the file that hashes what it reads: every byte is read once.
+                    # Read through a file that hashes what it reads, so that every byte is read once.
                     with closing(Shard(file, receipt.file)) as shard:
                         _check_shard(unit, shard, receipt, plan, identity, written)
                         cases += _prove(unit, shard, receipt, witnesses, head.vocab_size)
                         rows[receipt.rank] = shard.light
                 finally:
-                    # Whatever the rows say: a file that is not what was written is what is wrong, and is
-                    # written again.
+                    # Whatever the rows' errors: if the file is not what was written, that is the cause, and
+                    # it is written again.
                     sha256s[receipt.rank] = _check_bytes(file, receipt)
         except (DatasetError, OSError, EOFError) as error:
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
@@ -132,10 +132,10 @@ def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: 
 
 
 def _check_footer(file: DirectReader, receipt: UnitSealed) -> None:
-    """Hold length and footer against the receipt: pyarrow aborts the process over some damaged footers."""
+    """Check length and footer against the receipt: pyarrow aborts the process on some damaged footers."""
     if file.num_bytes != receipt.bytes:
         raise DatasetError(f"{receipt.file} has {file.num_bytes} bytes, its receipt says {receipt.bytes}")
-    # The length comes from the file itself: a wrong one may cost time, but no memory.
+    # The length is from the file itself: a wrong one may cost time, but no memory.
     length = int.from_bytes(file.tail(8)[:4].tobytes(), "little")
     xxh3 = file.tail_xxh3(length + 8)
     if xxh3 != receipt.footer_xxh3:
@@ -144,7 +144,7 @@ def _check_footer(file: DirectReader, receipt: UnitSealed) -> None:
 
 
 def _check_bytes(file: DirectReader, receipt: UnitSealed) -> str:
-    """Hold every byte against the receipt, those read on the way here included; return the sha256."""
+    """Check every byte against the receipt, including those already read; return the sha256."""
     xxh3, sha256 = file.rest()
     if xxh3 != receipt.xxh3:
         raise DatasetError(f"{receipt.file} has xxh3 {xxh3}, its receipt says {receipt.xxh3}")
@@ -159,7 +159,7 @@ def _check_shard(
     identity: Identity,
     written: Mapping[int, Written],
 ) -> None:
-    """The shard is of this job and holds the planned rows, in the receipt's order."""
+    """Check that the shard is of this job and holds the planned rows, in the receipt's order."""
     provenance = shard.provenance
     if provenance.identity != identity or provenance.job_id != receipt.attempt_id.job_id:
         raise StatesWrong(f"{unit}: {receipt.file} carries another identity, of job {provenance.job_id}")
@@ -177,7 +177,7 @@ def _check_shard(
 def _plan_fault(
     light: LightRow, planned: pa.Table, place: int, num_tokens: int, written: Written | None
 ) -> str | None:
-    """Return how a stored row departs from row `place` of `planned`, with both values, or none."""
+    """Return how a stored row differs from row `place` of `planned`, with both values, or None."""
     names = ("input_ids", "loss_mask")
     plan_ids, plan_mask = (planned[name][place].values.to_numpy() for name in names)
     prompt_tokens = planned["prompt_tokens"][place].as_py()
@@ -212,13 +212,13 @@ def _plan_fault(
 def _prove(
     unit: str, shard: Shard, receipt: UnitSealed, witnesses: Mapping[int, Witness], vocab_size: int
 ) -> Iterator[LogitCase]:
-    """Read every row's bytes again; yield what can be held against the head.
+    """Read every row's bytes again; yield the cases for the logit check.
 
-    The values were checked at the capture, and the checksums show that they are the same.
+    The values were checked during capture, and the checksums show that they are unchanged.
     """
     for place, row in enumerate(receipt.rows):
         where = f"{unit}, row {row} ({shard.light[place].sample_id})"
-        # The plan was read several times on the way here: the row's name shows that it never changed.
+        # The plan was read several times on the way here: the row's sample id proves that it never changed.
         proof = prove_row(shard, place, vocab_size=vocab_size)
         if proof.faults:
             raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")

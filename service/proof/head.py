@@ -1,4 +1,4 @@
-"""The target's final norm and output head on CPU: log-probabilities of stored states, and their tolerance.
+"""The target's final norm and output head on CPU: logits of stored states, and their tolerance.
 
 Imports torch: import it lazily. The rest of the model is never read. docs/tolerance.md derives the sigmas.
 
@@ -24,9 +24,10 @@ _SLICE_ELEMENTS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """By how much the logits of N states differ between the first of K tokens and each of them; both [N, K].
+    """For N states, the logit of the first of K tokens minus that of each of the K tokens; both are [N,
+    K].
 
-    The sigmas are the deviations that rounding alone gives the gaps.
+    `sigma` is the standard deviation of the gaps due to rounding alone.
     """
 
     gap: torch.Tensor
@@ -37,13 +38,13 @@ class Head:
     """Final norm and output head of one model, in the dtype that the engine runs it in."""
 
     def __init__(self, norm: NormWeights, head: HeadWeights, dtype: Dtype) -> None:
-        """Cast the stored weights like the engine does. Raises EngineRefused if their shapes do not fit."""
+        """Cast the stored weights as the engine does. Raises EngineRefused if their shapes do not match."""
         if norm.weight_H.shape != head.weight_VH.shape[1:]:
             shapes = f"final norm {list(norm.weight_H.shape)}, output head {list(head.weight_VH.shape)}"
             raise EngineRefused(f"shapes that do not fit: {shapes}", field="model")
         self.final_norm: FinalNorm = norm.norm
         self.final_norm_file = norm_bytes(norm)
-        """A safetensors file of it, as the checkpoint stores it."""
+        """The final norm as a safetensors file, in the checkpoint's dtype."""
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.norm_weight = norm.weight_H.to(self.dtype)
         bias_H = None if norm.bias_H is None else norm.bias_H.to(self.dtype)
@@ -60,7 +61,7 @@ class Head:
 
     @property
     def vocab_size(self) -> int:
-        """V, the config's, without the padding a checkpoint may hold."""
+        """V from the config, without the padding that a checkpoint may have."""
         return len(self._head.weight_VH)
 
     def logprobs(self, rows_NH: torch.Tensor) -> torch.Tensor:
@@ -69,7 +70,7 @@ class Head:
         The norm runs in float32 and its result is rounded to the dtype; the matmul runs in float32.
         """
         normed_NH = self.normed_state(rows_NH).normed
-        # The head may be larger in float32 than what is free: it is cast by slices.
+        # In float32 the head may exceed the free memory, so it is cast in slices.
         slices = torch.split(self._head.weight_VH, max(1, _SLICE_ELEMENTS // self._head.weight_VH.shape[1]))
         bare_NV = torch.cat([normed_NH @ weight_CH.float().T for weight_CH in slices], dim=1)
         bias_V = None if self._head.bias_V is None else self._head.bias_V.float()
@@ -78,10 +79,11 @@ class Head:
     def gaps(
         self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor, half_NH: torch.Tensor | None = None
     ) -> Gaps:
-        """Hold pre-norm states [N, H] against K tokens each of 0..V-1; reads K rows of the head for each.
+        """Return the logit gaps of pre-norm states [N, H] for K tokens each, reading K rows of the head per
+        state.
 
-        A difference of logits is one of log-probabilities too, so that no sum over the vocabulary is needed.
-        `half_NH` says how far each captured value may lie from the stored one.
+        Differences of logits equal those of log-probabilities, so no sum over the vocabulary is needed.
+        `half_NH` is how far each captured value may be from the stored one.
         """
         state = self.normed_state(rows_NH[:, None], None if half_NH is None else half_NH[:, None])
         weight_NKH = self._head.weight_VH[tokens_NK].float()

@@ -1,6 +1,6 @@
-"""Finds a target's final norm and output head by name in its safetensors files; the rest is never read.
+"""Finds a target's final norm and output head by name in its safetensors files; nothing else is read.
 
-Imports torch: import it lazily. Names and norm kinds come from small tables. What the tables do not decide is
+Imports torch: import it lazily. Names and norm kinds come from small tables. What they do not cover is
 refused, because with a guessed norm every logit check would fail, or worse, pass.
 
 Legend: H hidden size, V vocabulary.
@@ -27,9 +27,10 @@ _HEADS = r"(?:lm_head|embed_out|output_layer|output)"
 _EMBEDDINGS = r"(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings|embeddings)"
 
 FINAL_NORM_MODULE = re.compile(_WRAPPERS + _NORMS)
-"""The full dotted name of the final norm, as a module or, with `.weight` behind it, in a checkpoint.
+"""The full dotted name of the final norm as a module or, with `.weight` appended, in a checkpoint.
 
-Wrappers are named one by one, so that the norms of vision towers, encoders and `mtp` blocks never match."""
+Wrappers are listed explicitly, so that the norms of vision towers, encoders and `mtp` blocks never match.
+"""
 
 _NORM_KINDS: dict[str, NormKind] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "rnj1"), "gemma_rmsnorm"),
@@ -40,14 +41,14 @@ _NORM_KINDS: dict[str, NormKind] = {
     **dict.fromkeys(("phi", "phimoe", "starcoder2", "stablelm", "falcon", "persimmon"), "layernorm"),
     **dict.fromkeys(("cohere", "cohere2", "dbrx", "orion", "biogpt", "mpt", "jais2"), "layernorm"),
 }
-"""By `model_type`, where it is not the plain RMSNorm."""
+"""By `model_type`, if it is not a plain RMSNorm."""
 _LAYERNORM_EPS = {"olmo": 1e-5, "opt": 1e-5, "dbrx": 1e-5}
-"""Of LayerNorms whose epsilon is in the model's code and not in its config."""
+"""LayerNorms whose epsilon is in the model's code, not in its config."""
 _BARE_LAYERNORMS = frozenset({"olmo"})
-"""Final norms without a weight."""
+"""Models whose final norm has no weight."""
 _REFUSED_NORMS = {"nemotron": "a LayerNorm that multiplies by (1 + weight)"}
 WRAPPER_TIES = "whole_model_ties_word_embeddings"
-"""Added to a text config: whether the config around it ties the embeddings."""
+"""Added to a text config: whether the enclosing config ties the embeddings."""
 _RMS_EPS_KEYS = ("rms_norm_eps", "rms_norm_epsilon", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
 _LAYERNORM_EPS_KEYS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
 _FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32})
@@ -66,7 +67,7 @@ class HeadWeights:
     soft_cap: float | None
 
     def shaped(self, bare: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Make logits of bare products of states and weights: bias, soft cap, scale."""
+        """Turn products of states and weights into logits: apply bias, soft cap and scale."""
         if bias is not None:
             bare = bare + bias
         if self.soft_cap is not None:
@@ -74,14 +75,15 @@ class HeadWeights:
         return bare * self.scale
 
     def slope(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return by how much each logit moves with its bare product of state and weight."""
+        """Return the derivative of each logit with respect to its product of state and weight."""
         if self.soft_cap is None:
             return torch.full_like(logits, self.scale)
         return self.scale * (1 - (logits / (self.scale * self.soft_cap)).square())
 
 
 def text_config(folder: Path) -> dict[str, Any]:
-    """Return the language model's part of `config.json`, defaults filled in where transformers knows it.
+    """Return the language model's part of `config.json`, with defaults filled in if transformers knows the
+    model.
 
     Raises EngineRefused.
     """
@@ -92,7 +94,7 @@ def text_config(folder: Path) -> dict[str, Any]:
         if raw.get("model_type") in CONFIG_MAPPING:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             known: dict[str, Any] = config.get_text_config().to_dict()
-            # Some multimodal checkpoints set it in the whole's config, others in the text's.
+            # Some multimodal checkpoints set it in the outer config, others in the text config.
             return known | {WRAPPER_TIES: bool(getattr(config, "tie_word_embeddings", False))}
     except (UnknownModel, OSError, ValueError) as error:
         raise _refused(folder, f"config.json cannot be read: {error}") from error
@@ -101,7 +103,7 @@ def text_config(folder: Path) -> dict[str, Any]:
 
 
 def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
-    """Read the final norm of the model in `folder`. Raises EngineRefused, naming what is unsure."""
+    """Read the final norm of the model in `folder`. Raises EngineRefused, naming what is unclear."""
     files = tensor_files(folder)
     weight_name = _find(files, FINAL_NORM_MODULE.pattern + r"\.weight")
     bias_name = _find(files, FINAL_NORM_MODULE.pattern + r"\.bias")
@@ -114,7 +116,9 @@ def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
 
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> HeadWeights:
-    """Read the output head, or the embedding it is tied to. Raises EngineRefused, naming what is missing."""
+    """Read the output head, or the embedding that it is tied to. Raises EngineRefused, naming what is
+    missing.
+    """
     files = tensor_files(folder)
     own = _find(files, _WRAPPERS + _HEADS + r"\.weight")
     embedding = _find(files, _WRAPPERS + r"(?:embeddings?\.)?" + _EMBEDDINGS + r"\.weight")
@@ -140,12 +144,12 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> HeadWeights:
 
 
 def _logit_scale(config: Mapping[str, Any]) -> float:
-    """Return what logits are multiplied by. Granite divides by `logits_scaling`, HyperCLOVA multiplies."""
+    """Return the factor of the logits. Granite divides by `logits_scaling`, HyperCLOVA multiplies by it."""
     scale = float(config.get("logit_scale") or 1.0) * float(config.get("lm_head_multiplier") or 1.0)
     if scaling := config.get("logits_scaling"):
         scale = scale * scaling if config.get("model_type") == "hyperclovax" else scale / scaling
     if (base := config.get("dim_model_base")) and str(config.get("model_type")).startswith("minicpm"):
-        # MiniCPM divides the normed state instead, which is the same on paper.
+        # MiniCPM divides the normed state instead, which is mathematically the same.
         scale *= base / config["hidden_size"]
     if width := config.get("mup_width_multiplier"):
         scale /= width
@@ -153,7 +157,7 @@ def _logit_scale(config: Mapping[str, Any]) -> float:
 
 
 def norm_kind(folder: Path, model_type: str, config: Mapping[str, Any], *, has_bias: bool) -> FinalNorm:
-    """Return kind and epsilon of a model type's final norm. Raises EngineRefused, naming what is unsure."""
+    """Return kind and epsilon of a model type's final norm. Raises EngineRefused, naming what is unclear."""
     if model_type in _LAYERNORM_EPS:
         return FinalNorm(kind="layernorm", eps=_LAYERNORM_EPS[model_type])
     if model_type in _REFUSED_NORMS:
@@ -161,7 +165,7 @@ def norm_kind(folder: Path, model_type: str, config: Mapping[str, Any], *, has_b
         raise _refused(folder, f"{what}, which is not supported")
     kind = _NORM_KINDS.get(model_type, "rmsnorm")
     if model_type == "cohere2_moe":
-        # Its config decides: it is an RMSNorm where that norm's epsilon is set.
+        # Its config decides: it is an RMSNorm if `rms_norm_eps` is set.
         kind = "layernorm" if config.get("rms_norm_eps") is None else "rmsnorm"
     if has_bias and kind != "layernorm":
         raise _refused(
@@ -175,7 +179,7 @@ def norm_kind(folder: Path, model_type: str, config: Mapping[str, Any], *, has_b
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor, by the weight index or the one file there is. Raises EngineRefused."""
+    """Return the file of every tensor, from the weight index or a single file. Raises EngineRefused."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     try:
@@ -195,7 +199,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def _find(names: Iterable[str], pattern: str) -> str | None:
-    """Return the one name that matches all of `pattern`, or none. Raises EngineRefused if several do."""
+    """Return the one name that fully matches `pattern`, or None. Raises EngineRefused if several do."""
     matches = [name for name in names if re.fullmatch(pattern, name)]
     if len(matches) > 1:
         raise EngineRefused(
@@ -207,7 +211,7 @@ def _find(names: Iterable[str], pattern: str) -> str | None:
 def _read(files: Mapping[str, Path], name: str) -> torch.Tensor:
     try:
         with safe_open(files[name], framework="pt") as file:
-            # A copy: the file is mapped, and its values would change with it if it is overwritten.
+            # A copy: the file is memory-mapped, so overwriting it would change the values.
             tensor: torch.Tensor = file.get_tensor(name).clone()
     except (OSError, SafetensorError) as error:
         raise _refused(files[name], f"{name} cannot be read: {error}") from error

@@ -1,4 +1,5 @@
-"""Counts the states of one layer while `quarry verify` reads it: about 0.1 ms a row and layer.
+"""Statistics of one layer's states, collected while `quarry verify` reads them: about 0.1 ms per row and
+layer.
 
 Imports torch: import it lazily.
 
@@ -15,15 +16,17 @@ from numpy.typing import NDArray
 
 _BINS_PER_OCTAVE = 16
 _LOW, _HIGH = -24, 40
-"""Powers of two; the states of real models are far inside."""
+"""Exponents of two; the states of real models are well within this range."""
 BINS = (_HIGH - _LOW) * _BINS_PER_OCTAVE + 2
-"""The first bin counts what is smaller, above all zero. The last counts what is larger or not finite."""
+"""The first bin counts smaller values, mainly zeros. The last counts larger or non-finite ones."""
 
 _FIRST_TOKENS = 4
 PLACES = 24
-"""Tokens 0 to 3, where models put massive values, then one place per octave; the last takes the rest."""
+"""Tokens 0 to 3, where models put massive values, then one place per octave; the last covers the rest."""
 _MEASURED_TOKENS, _MEASURED_ELEMENTS = 16, 2**16
-"""About this many are measured of a longer row, whichever is more: its first tokens and even steps."""
+"""About how many tokens, or elements if that is more, are measured of a longer row: its first tokens and
+evenly spaced others.
+"""
 
 
 def bin_of(rms_T: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -36,7 +39,7 @@ def bin_of(rms_T: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def bin_edge(number: int) -> float:
-    """Return where bin `number` begins. The first and the last have no edges of their own."""
+    """Return the lower edge of bin `number`; the first bin has none, and the last no upper edge."""
     return float(2.0 ** (_LOW + (number - 1) / _BINS_PER_OCTAVE))
 
 
@@ -53,7 +56,7 @@ def place_begin(place: int) -> int:
 
 
 def flag_tokens(low_T: torch.Tensor, high_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return which tokens are not finite, which are constant and which are all zero; bool [T] each."""
+    """Return which tokens are not finite, constant, and all zero; bool [T] each."""
     not_finite_T = ~(low_T.isfinite() & high_T.isfinite())
     constant_T = (low_T == high_T) & ~not_finite_T
     return not_finite_T, constant_T, constant_T & (low_T == 0)
@@ -61,7 +64,8 @@ def flag_tokens(low_T: torch.Tensor, high_T: torch.Tensor) -> tuple[torch.Tensor
 
 @dataclass(slots=True)
 class LayerTally:
-    """One layer. `counts_PB` counts measured tokens by place in the row and root mean square over H.
+    """The tally of one layer. `counts_PB` counts measured tokens by place in the row and root mean square
+    over H.
 
     The other numbers include every token.
     """
@@ -75,7 +79,7 @@ class LayerTally:
     def add(self, states_TH: torch.Tensor, low_T: torch.Tensor, high_T: torch.Tensor) -> None:
         """Count one row's states; `low_T` and `high_T` are each token's smallest and largest value."""
         tokens = _measured(*states_TH.shape)
-        # float16 overflows, and bfloat16 norms would pile up on some bins.
+        # In float16 the norm would overflow, and bfloat16 norms would cluster in a few bins.
         norm_T = torch.linalg.vector_norm(states_TH[tokens], dim=1, dtype=torch.float32).numpy()
         np.add.at(self.counts_PB, (place_of(tokens), bin_of(norm_T / math.sqrt(states_TH.shape[1]))), 1)
         not_finite_T, constant_T, zero_T = flag_tokens(low_T, high_T)
@@ -91,16 +95,17 @@ class LayerTally:
         return int(self.counts_PB.sum())
 
     def rms(self, shares: Sequence[float], place: int | None = None) -> list[float]:
-        """Return the root mean squares below which `shares` of the tokens are, at one place or all of them.
+        """Return the quantiles of the root mean square for `shares` of the tokens, at one place or
+        overall.
 
-        0 is a zero token, infinity one that is out of bounds. It is NaN where no token was measured.
+        0 stands for the first bin, infinity for the last; NaN if no token was measured.
         """
         counts_B = self.counts_PB.sum(axis=0) if place is None else self.counts_PB[place]
         below_B = counts_B.cumsum()
         return [_quantile(counts_B, below_B, share) for share in shares]
 
     def faults(self, layer_id: int) -> dict[str, int]:
-        """Return how many tokens cannot be right, by their fault; embeddings may be zero or constant."""
+        """Return the number of invalid tokens by fault; embeddings may be zero or constant."""
         wrong = {"not finite": self.not_finite}
         if layer_id != 0:
             wrong |= {"all zero": self.zero, "constant": self.constant}
@@ -119,7 +124,7 @@ def _quantile(counts_B: NDArray[np.int64], below_B: NDArray[np.int64], share: fl
 
 
 def _measured(num_tokens: int, hidden_size: int) -> NDArray[np.int64]:
-    """Return the tokens to measure of a row: the first ones, and others at even steps."""
+    """Return the tokens of a row to measure: the first ones, and evenly spaced others."""
     most = max(_MEASURED_TOKENS, _MEASURED_ELEMENTS // hidden_size)
     first = min(_FIRST_TOKENS, num_tokens)
     step = max(1, math.ceil((num_tokens - first) / (most - _FIRST_TOKENS)))

@@ -1,9 +1,9 @@
-"""Holds the last state of every row against what the engine said of the next token.
+"""Checks the last state of every row against the engine's log-probabilities of the next token.
 
-Imports torch: import it lazily. The engine gives its most likely tokens with their log-probabilities. Through
-norm and head, the stored state's logits of these tokens must differ as the log-probabilities do, within the
-bounds of docs/tolerance.md. A wrong layer N, a missing norm, another request's row, a stale block at the
-row's end and broken storage all fail here.
+Imports torch: import it lazily. The engine returns its most likely tokens with their log-probabilities. After
+norm and head, the differences between the stored state's logits of these tokens must equal those between the
+log-probabilities, within the bounds of docs/tolerance.md. A wrong layer N, a missing norm, another request's
+row, a stale block at the row's end and corrupt storage all fail here.
 
 Legend: N rows, K tokens, H hidden size.
 """
@@ -20,23 +20,23 @@ from service.proof.head import Head
 
 BATCH_ROWS = 64
 _DOUBT = 32.0
-"""A right row or set of rows is taken for wrong with a chance of exp(-32), 1e-14."""
+"""A correct row or set of rows is rejected with a probability of exp(-32), about 1e-14."""
 
 
 def _bound(count: int) -> float:
-    """Return the most that `count` squared unit Gaussians add up to."""
+    """Return an upper bound on the sum of `count` squared unit Gaussians."""
     return count + 2 * math.sqrt(count * _DOUBT) + 2 * _DOUBT
 
 
 MOST_SIGMAS = math.sqrt(_bound(1))
-"""How far off a single value may be."""
+"""How many sigmas a single value may be off."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitCase:
-    """One row under the check.
+    """One row to check.
 
-    `last` is its last token's pre-norm state, `where` names it in messages.
+    `last` is its last token's pre-norm state; `where` names the row in messages.
     """
 
     where: str
@@ -46,12 +46,12 @@ class LogitCase:
 
 @dataclass(frozen=True, slots=True)
 class LogitReading:
-    """One row: what the `engine` said and what its `stored` state gives, in nats.
+    """The result for one row: the gap by the `engine` and by the `stored` state, in nats.
 
-    Of the tokens it is the one that is farthest off: how far its log-probability is below the most likely
-    token's. `sigma` is the deviation of the difference that rounding explains; a row may be off by
-    `MOST_SIGMAS`. `agrees` says that no other of the tokens is more likely by the stored state. `fault` says
-    what is wrong, and `mean_square` is that of the sigmas of all tokens.
+    The gap is of the token that is farthest off: how far its log-probability is below the most likely
+    token's. `sigma` is the standard deviation that rounding explains; a row may be off by `MOST_SIGMAS`.
+    `agrees` means that the stored state finds no other of the tokens more likely. `fault` says what is wrong;
+    `mean_square` is the mean of the squared deviations of all tokens, in sigmas.
     """
 
     where: str
@@ -65,8 +65,8 @@ class LogitReading:
 
 @dataclass(frozen=True, slots=True)
 class LogitVerdict:
-    """The outcome over many rows. `argmax_agree` counts rows whose reading agrees; a swap by rounding is
-    no fault. `max_error` is the largest |engine - stored|.
+    """The outcome over many rows. `argmax_agree` counts rows whose reading agrees; a swap due to rounding is
+    not a fault. `max_error` is the largest |engine - stored|.
     """
 
     rows: int
@@ -77,9 +77,9 @@ class LogitVerdict:
 
 
 def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
-    """Hold every case against its witness, and those without a fault to the bound over all of them.
+    """Check every case against its witness, and all cases without a fault against a common bound.
 
-    The bound shows what is only slightly wrong in each row.
+    The common bound detects errors that are small in each row.
     """
     starts = range(0, len(cases), BATCH_ROWS)
     readings = [one for start in starts for one in _check_batch(head, cases[start : start + BATCH_ROWS])]
@@ -106,7 +106,7 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
 def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReading]:
     likely = [_likely(case.witness, head.vocab_size) for case in cases]
     width = max(1, *(len(tokens) for tokens in likely))
-    # A row of fewer tokens repeats its first, whose gap to itself is 0; a row of none is refused below.
+    # Shorter rows are padded with their first token, whose gap to itself is 0; empty rows are refused below.
     padded = [(tokens + (tokens[:1] or ((0, 0.0),)) * width)[:width] for tokens in likely]
     tokens_NK = torch.tensor([[token for token, _ in tokens] for tokens in padded], dtype=torch.int64)
     logprobs_NK = torch.tensor([[logprob for _, logprob in tokens] for tokens in padded], dtype=torch.float64)
@@ -115,7 +115,7 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReadin
     gaps = head.gaps(states_NH, tokens_NK, torch.stack(halves) if halves else None)
     engine_NK = logprobs_NK[:, :1] - logprobs_NK
     sigmas_NK = (gaps.gap - engine_NK) / gaps.sigma
-    # NaN is no agreement: it counts as the farthest off.
+    # NaN is not agreement: it counts as the farthest off.
     farthest_N = sigmas_NK.abs().nan_to_num(math.inf).argmax(dim=1)
     for row, (case, tokens) in enumerate(zip(cases, likely, strict=True)):
         if len(tokens) < 2:
@@ -134,7 +134,9 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReadin
 
 
 def _likely(witness: Witness, vocab_size: int) -> Witness:
-    """Return the witness's tokens that can be compared, the most likely first; none without that one."""
+    """Return the witness's comparable tokens, most likely first; empty if the most likely is not
+    comparable.
+    """
     usable = [
         (token, logprob) for token, logprob in witness if math.isfinite(logprob) and 0 <= token < vocab_size
     ]

@@ -1,10 +1,11 @@
-"""Reference states by a transformers forward pass on the CPU, in a process that holds one layer at a time.
+"""Reference states from a transformers forward pass on the CPU, in a process that holds one layer at a
+time.
 
 The model is built without weights and its own forward runs unchanged. Each decoder layer's tensors are read
-from the safetensors files before it and dropped after it. So the files are read once, in the memory of the
-largest layer, for any architecture that transformers has. The alternative is `device_map` with disk offload:
-transformers 5.19 with accelerate 1.15 writes tensors that it converts, such as the experts of a mixture, to
-disk a second time (85 % of a small Mixtral's bytes). The process is ended when it holds too much.
+from the safetensors files before it runs and dropped afterwards. So the files are read once, in the memory of
+the largest layer, for any architecture in transformers. The alternative, `device_map` with disk offload,
+writes converted tensors such as MoE experts to disk a second time (transformers 5.19 with accelerate 1.15: 85
+% of a small Mixtral's bytes). The process is killed if it uses too much memory.
 
 Imports torch: import it lazily.
 
@@ -32,24 +33,24 @@ from service.memory import available_bytes
 from service.proof.canary import CANARY_SKIP, no_reference
 
 EXIT_REFUSED = 3
-"""Exit status of the process when its last line of standard error is a refusal, as JSON."""
+"""Exit status of the process if its last line of standard error is a refusal, as JSON."""
 _WATCH_S = 0.1
 _ENVIRONMENT = {
-    # An engine that measures the GPU's free memory at the same time would count what the process takes.
+    # Any GPU memory that the process took would disturb an engine that is measuring the free memory.
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
-    # Tensors are converted one after the other, not all of a layer at once: half the memory.
+    # Convert a layer's tensors one after the other instead of all at once: half the memory.
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The states of the reference, and what they cost.
+    """The states of the reference, and what computing them cost.
 
     `states` are [T, H] by prompt and layer: 0..N (N before the final norm) and POST_NORM. `library` computed
-    them; `seconds` is the process's life, `peak_bytes` the most that it held, mapped files included.
-    `activation_bits` is set where the model's quantization makes an engine round the inputs of products too.
+    them; `seconds` is the process's lifetime, `peak_bytes` its peak memory including mapped files.
+    `activation_bits` is set if the model's quantization makes an engine round the inputs of matmuls, too.
     """
 
     states: tuple[dict[int, torch.Tensor], ...]
@@ -65,14 +66,14 @@ async def reference_states(
     """Run the reference on `prompts`; a cancelled call leaves no process behind.
 
     Args:
-        folder: config and safetensors of the model.
-        prompts: token ids; T is each one's length.
-        dtype: the one the engine runs the model in.
-        max_bytes: that the process may hold; null is half of the memory that is available now.
-        timeout_s: for all of it.
+        folder: the model's folder, with config and safetensors.
+        prompts: token ids, T per prompt.
+        dtype: the dtype in which the engine runs the model.
+        max_bytes: memory that the process may use; if None, half of what is available now.
+        timeout_s: limit for the whole run.
 
     Raises:
-        EngineRefused: it takes too much memory or time, or transformers cannot run the model (`canary`).
+        EngineRefused: it needs too much memory or time, or transformers cannot run the model (`canary`).
     """
     bound = available_bytes() // 2 if max_bytes is None else max_bytes
     with tempfile.TemporaryDirectory(prefix="quarry-reference-") as scratch:
@@ -90,7 +91,7 @@ async def reference_states(
 
 
 async def _run(order: bytes, max_bytes: int, timeout_s: float) -> int:
-    """Run the process until it ends; return the most bytes that it held."""
+    """Run the process until it ends; return its peak memory in bytes."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "service.proof.reference_process"),
         stdin=asyncio.subprocess.PIPE,
@@ -123,7 +124,7 @@ async def _run(order: bytes, max_bytes: int, timeout_s: float) -> int:
 
 
 def _peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has held so far; 0 if it has ended."""
+    """Return the peak memory of a process so far; 0 if it has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

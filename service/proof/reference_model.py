@@ -1,7 +1,7 @@
-"""The reference's model without its weights: built by transformers on the meta device, ready to be filled.
+"""Builds the reference's model on the meta device with transformers, ready for its weights.
 
 Imports torch and transformers: import it in the reference's own process. Code that comes with a model is
-never run: what transformers lacks, and `_CONFIGS` does not map to something that it has, is refused.
+never run: a model that is neither in transformers nor mapped by `_CONFIGS` to one that is, is refused.
 
 Legend: N decoder layers.
 """
@@ -25,7 +25,7 @@ from service.proof.reference_quantization import PLAIN, Quantization, quantizati
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A model on the meta device, the dotted names of its layers and final norm, the form of its weights."""
+    """A model on the meta device, the dotted names of its layers and final norm, and its quantization."""
 
     model: Any
     layers: tuple[str, ...]
@@ -34,21 +34,22 @@ class Skeleton:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The N layers and the final norm, in the order in which a forward pass enters them."""
+        """The N layers and the final norm, in execution order."""
         return (*self.layers, self.final_norm)
 
 
 def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
-    """Build the model of `folder` without reading its weights; buffers that no file holds are real.
+    """Build the model of `folder` without reading its weights; only buffers that no checkpoint holds get
+    values.
 
     Raises:
-        EngineRefused: transformers has no class for it, its layers cannot be told, or its weights are of a
-            kind that the CPU cannot read (`canary`).
-        ValueError, OSError: as transformers says of the config.
+        EngineRefused: transformers has no class for it, its layers cannot be identified, or the CPU cannot
+            dequantize its weights (`canary`).
+        ValueError, OSError: transformers cannot read the config.
     """
     config = read_config(folder)
     quantization = quantization_of(config)
-    # Eager attention knows sinks and soft caps, which the fused kernels leave out for some models.
+    # Eager attention supports sinks and soft caps, which the fused kernels ignore for some models.
     with torch.device("meta"):
         model: Any = _model_class(config)._from_config(config, dtype=dtype, attn_implementation="eager")
     _fill_buffers(model)
@@ -69,7 +70,9 @@ def read_config(folder: Path) -> transformers.PreTrainedConfig:
 
 
 def _step3p7(raw: dict[str, Any]) -> dict[str, Any]:
-    """Step 3.5 is the language model of Step 3.7, whose checkpoint has the same tensor names."""
+    """Return a Step 3.7 config: Step 3.5 is its language model, with the same tensor names in the
+    checkpoint.
+    """
     ours = ("architectures", "auto_map", "model_type")
     text = {key: value for key, value in raw.items() if key not in ours and value is not None}
     return {
@@ -81,9 +84,10 @@ def _step3p7(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 _CONFIGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"Step3p5ForCausalLM": _step3p7}
-"""Architectures that transformers has under another name: their config.json -> a config of that one.
+"""Architectures that transformers has under another name: converts config.json to that config.
 
-The weights go the way that transformers' own conversion mapping for that config says."""
+The weights follow transformers' own conversion mapping for that config.
+"""
 
 
 def _architecture(raw: dict[str, Any]) -> str:
@@ -96,7 +100,7 @@ def _no_class(architecture: str) -> EngineRefused:
 
 
 def _model_class(config: transformers.PreTrainedConfig) -> Any:  # noqa: ANN401 - a class made by transformers
-    """Return the class that the checkpoint names, or the causal language model of its config."""
+    """Return the class that the checkpoint names, or the causal language model class of its config."""
     named = getattr(transformers, (config.architectures or [""])[0], None)
     if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
         return named
@@ -106,7 +110,7 @@ def _model_class(config: transformers.PreTrainedConfig) -> Any:  # noqa: ANN401 
 
 
 def _fill_buffers(model: Any) -> None:  # noqa: ANN401 - as above
-    """Give buffers that no checkpoint holds (rotary frequencies) their values; leave the rest on meta."""
+    """Initialize buffers that no checkpoint holds (rotary frequencies); leave the rest on the meta device."""
     for tensor in model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True
     for name, buffer in list(model.named_non_persistent_buffers()):
@@ -123,7 +127,7 @@ def _final_norm(model: nn.Module) -> str:
 
 
 def _layers(model: Any, parent: str) -> tuple[str, ...]:  # noqa: ANN401 - as above
-    """Return the decoder layers: the module list of N beside the final norm."""
+    """Return the decoder layers: the only module list of length N next to the final norm."""
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     children = model.get_submodule(parent).named_children()
     lists = [

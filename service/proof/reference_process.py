@@ -1,13 +1,13 @@
-"""The reference's own process: `python -m service.proof.reference_process` serves one order and ends.
+"""The reference's own process: `python -m service.proof.reference_process` serves one order and exits.
 
-vLLM's Transformers backend patches transformers inside its process, and a process that has ended certainly
-gives its memory back. The order comes as JSON by standard input, the states go out as a safetensors file; a
-refusal is the last line of standard error, as JSON, with `EXIT_REFUSED`.
+A separate process, because vLLM's Transformers backend patches transformers in its process, and because
+exiting reliably frees the memory. The order is JSON on standard input and the states are written to a
+safetensors file; a refusal is the last line of standard error, as JSON, with `EXIT_REFUSED`.
 
-The prompts run as one batch of equal lengths: each is filled up at its end. A decoder's state depends on the
-tokens before it alone, so that a prompt's states are the first ones of its row. The model's own forward runs
-unchanged, and hooks read each layer's weights before it and drop them behind it, so that the files are read
-once, for any architecture that transformers has.
+The prompts run as one batch, padded at the end to equal length. A decoder's state depends only on preceding
+tokens, so a prompt's states are the first ones of its row. The model's own forward runs unchanged; hooks read
+each layer's weights before it runs and drop them afterwards, so that the files are read once, for any
+architecture in transformers.
 
 Legend: B prompts, T tokens of the longest, H hidden size, N decoder layers.
 """
@@ -37,11 +37,11 @@ States = dict[int, torch.Tensor]
 
 
 class _Finished(Exception):
-    """Leaves the forward pass: after the final norm every state is there, and the head is not needed."""
+    """Leaves the forward pass after the final norm: all states are known, and the head is not needed."""
 
 
 class _NoMetaInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses to compute with a tensor that is not in memory: some operations of torch return noise then."""
+    """Refuses operations that mix meta tensors with real ones: some torch operations would return noise."""
 
     def __torch_dispatch__(
         self,
@@ -57,10 +57,10 @@ class _NoMetaInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class ReferencePass:
-    """A skeleton with hooks that fill its parts from `weights` and keep every layer's input."""
+    """A skeleton with hooks that load its parts from `weights` and keep every layer's input."""
 
     def __init__(self, skeleton: Skeleton, weights: WeightStream) -> None:
-        """Put the hooks on the model; one pass runs at a time."""
+        """Register the hooks on the model; one pass runs at a time."""
         self._model, self._weights = skeleton.model, weights
         self._states_BTH: States = {}
         self._batch_shape: tuple[int, ...] = ()
@@ -75,12 +75,14 @@ class ReferencePass:
         skeleton.model.get_submodule(skeleton.final_norm).register_forward_hook(self._finish)
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[States]:
-        """Return by prompt the states [T, H] of layers 0..N and POST_NORM. Raises what the model raises."""
+        """Return, for each prompt, the states [T, H] of layers 0..N and POST_NORM. Raises what the model
+        raises.
+        """
         longest = max(prompts, key=len)
         batch_BT = torch.tensor([[*ids, *longest[len(ids) :]] for ids in prompts])
         self._states_BTH, self._batch_shape = {}, tuple(batch_BT.shape)
         with suppress(_Finished), torch.inference_mode(), _NoMetaInputs():  # type: ignore[no-untyped-call]
-            # Some models look at the device of these weights before they use them.
+            # Some models check the device of these weights before using them.
             self._weights.load(self._embeddings)
             self._model(batch_BT, use_cache=False)
         self._weights.drop()
@@ -110,7 +112,7 @@ class ReferencePass:
         raise _Finished
 
     def _keep(self, layer_id: int, hidden: torch.Tensor) -> None:
-        """Copy a state [B, T, H]; a layer may write over its input."""
+        """Copy a state [B, T, H], since a layer may overwrite its input."""
         if hidden.ndim != 3 or tuple(hidden.shape[:2]) != self._batch_shape or hidden.is_meta:
             raise ValueError(f"the state of layer {layer_id} is {list(hidden.shape)} on {hidden.device}")
         self._states_BTH[layer_id] = hidden.clone()
@@ -121,7 +123,7 @@ def serve(order: Mapping[str, Any]) -> None:
 
     Raises:
         EngineRefused: there is no reference for this model.
-        ValueError, OSError, RuntimeError: as transformers says.
+        ValueError, OSError, RuntimeError: from transformers.
     """
     folder, prompts, dtype = Path(order["folder"]), order["prompts"], getattr(torch, order["dtype"])
     skeleton = build_skeleton(folder, dtype)

@@ -1,10 +1,10 @@
-"""Quantized targets: how the reference turns their weights back into numbers, and what it cannot.
+"""Quantized targets: how the reference dequantizes their weights, and which it cannot.
 
 Imports torch and transformers: import it in the reference's own process.
 
-The engine computes with the stored weights, so the reference multiplies with exactly those values in the
-model's dtype. An engine may also round the inputs of each product to 8 bits: the reference does not, and
-`service.proof.canary` allows for it.
+The engine computes with the quantized weights, so the reference multiplies with exactly those values in the
+model's dtype. An engine may also round the inputs of each matmul to 8 bits: the reference does not, and
+`service.proof.canary` allows for the difference.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from service.proof.canary import no_reference
 
 _STORED = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
-"""What compressed-tensors calls the parts of one weight."""
+"""The names that compressed-tensors gives to the parts of one weight."""
 _ACTIVATION_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """transformers' quantizer, set to dequantize, more conversions, and the bits of the products' inputs."""
+    """transformers' quantizer set to dequantize, additional conversions, and the bits of matmul inputs."""
 
     quantizer: Any
     conversions: tuple[WeightConverter, ...]
@@ -32,7 +32,7 @@ class Quantization:
 
 
 PLAIN = Quantization(None, (), None)
-"""Of weights that are stored as they are used."""
+"""For weights that are not quantized."""
 
 
 def quantization_of(config: PreTrainedConfig) -> Quantization:
@@ -69,7 +69,7 @@ def _compressed_tensors(quantizer: Any, form: str | None) -> Quantization:  # no
 
 
 class _Decompress(ConversionOps):  # type: ignore[misc]
-    """Makes one weight of its stored parts; a weight that is stored plainly passes."""
+    """Builds one weight from its stored parts; an uncompressed weight passes through."""
 
     def __init__(self, scheme: Any, form: str | None) -> None:  # noqa: ANN401 - untyped in compressed-tensors
         self._scheme, self._form = scheme, form

@@ -1,10 +1,10 @@
-"""Reads the weights of one part of the reference's model at a time, and drops them again.
+"""Loads the weights of one part of the reference's model at a time, and drops them again.
 
 Imports torch and transformers: import it in the reference's own process.
 
-A part is a decoder layer, or any other module with tensors of its own. Names and tensors are converted by
-transformers' own loading code and mapping (renamed modules, fused experts), given one part's tensors at a
-time. A tensor that is stored as it is used is not copied: its pages are those of the mapped file.
+A part is a decoder layer, or any other module with tensors of its own. transformers' own loading code and
+mapping convert names and tensors (renamed modules, fused experts), one part at a time. A tensor that needs no
+conversion is not copied: its pages are those of the mapped file.
 """
 
 import re
@@ -31,16 +31,16 @@ from service.proof.reference_model import Skeleton
 
 
 class WeightStream:
-    """The safetensors files of a model, and which of its parts are in memory."""
+    """A model's safetensors files, and which of its parts are in memory."""
 
     def __init__(self, skeleton: Skeleton, folder: Path, dtype: torch.dtype) -> None:
-        """Read names only. Raises EngineRefused where the files' index cannot be read."""
+        """Read only names. Raises EngineRefused if the index of the files cannot be read."""
         self._model = skeleton.model
         self._layers = frozenset(skeleton.layers)
         self._files = tensor_files(folder)
         quantizer, conversions = skeleton.quantization.quantizer, skeleton.quantization.conversions
         self._mapping = [*get_model_conversion_mapping(self._model, hf_quantizer=quantizer), *conversions]
-        # What the model keeps in float32 whatever its dtype, such as the bias of a router.
+        # Tensors that the model keeps in float32 whatever its dtype, such as a router's bias.
         float32_names: dict[str, torch.dtype] = self._model._get_dtype_plan(dtype)
         self._is_cast = quantizer is not None
         self._float32_names = tuple(re.compile(name.replace("*", ".*")) for name in float32_names)
@@ -61,11 +61,13 @@ class WeightStream:
 
     @property
     def parts(self) -> Sequence[str]:
-        """The decoder layers, and the other modules that have tensors."""
+        """The decoder layers and the other modules that have tensors."""
         return list(self._names)
 
     def load(self, part: str) -> None:
-        """Fill the tensors of `part`. Raises ValueError naming one that the files do not give."""
+        """Load the tensors of `part`. Raises ValueError, naming a tensor that is missing or does not
+        match.
+        """
         if part in self._held:
             return
         self._held.add(part)
@@ -93,20 +95,20 @@ class WeightStream:
         self._held.clear()
 
     def _finish(self, name: str) -> None:
-        """Check that a tensor is there, in the model's shape, and cast it where the loader did not."""
+        """Check that a tensor is loaded with the model's shape, and cast it if the loader did not."""
         tensor, empty = self._model.get_parameter_or_buffer(name), self._empty[name]
         if tensor.is_meta:
             self._tie(name)
         elif tensor.shape != empty.shape:
             raise ValueError(f"{name} has shape {list(tensor.shape)}, the model wants {list(empty.shape)}")
         elif self._is_cast and not any(pattern.search(name) for pattern in self._float32_names):
-            # The loader leaves what a quantized model has besides in the dtype of its file.
+            # The loader leaves a quantized model's other tensors in the dtype of the file.
             cast = tensor.to(empty.dtype)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             self._set(name, torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast)
 
     def _tie(self, name: str) -> None:
-        """Fill a tensor whose file has it under the name of one that it is tied to."""
+        """Load a tensor that the files hold under the name of a tensor that it is tied to."""
         for pair in self._model.all_tied_weights_keys.items():
             if name not in pair:
                 continue
@@ -123,13 +125,13 @@ class WeightStream:
         renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
         prefix = self._model.base_model_prefix
-        # In the loader's own order: some renamings begin only with a name that comes first.
+        # In the loader's own order, since some renamings are activated by an earlier name.
         for key in sorted(self._files, key=dot_natural_key):
             name, _ = rename_source_key(key, renamings, converters, prefix, self._empty)
             yield key, key if name not in self._empty and key in self._empty else name
 
     def _part_of(self, name: str) -> str:
-        """Return the decoder layer that holds `name`, or else the module that has it as an attribute."""
+        """Return the decoder layer that contains `name`, or otherwise the module that owns it."""
         at = -1
         while (at := name.find(".", at + 1)) != -1:
             if name[:at] in self._layers:

@@ -1,4 +1,4 @@
-"""The checks that every row of states must pass by itself, made on the bytes of a sealed shard.
+"""The checks that each row of states must pass on its own, on the bytes of a sealed shard.
 
 Imports torch: import it lazily.
 
@@ -17,12 +17,14 @@ from service.plan.units import Tokenized, sample_digest
 from service.proof.layer_tally import flag_tokens
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Sees every layer that is read: its id, its states [T, H], each token's smallest and largest value [T]."""
+"""Called for every layer that is read: its id, its states [T, H], each token's smallest and largest value
+[T].
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RowProof:
-    """What reading a row again has shown. `last`: its last token's pre-norm state, if N is captured."""
+    """The result of reading a row again. `last` is its last token's pre-norm state, if N is captured."""
 
     faults: tuple[str, ...]
     last: StoredState | None
@@ -35,22 +37,24 @@ def prove_row(
     vocab_size: int | None,
     watch: Watch | None = None,
 ) -> RowProof:
-    """Prove one row of a sealed shard, at the commit and in `quarry verify`.
+    """Check one row of a sealed shard, before the commit and in `quarry verify`.
 
-    Its tokens and mask can be, and are those that its id names. Of every layer, the checksum agrees, values
-    are finite and vary, and no other layer is equal. `vocab_size` is null where the model is not there.
+    Its tokens and mask must be valid and match its sample id. For every layer, the checksum must match,
+    values must be finite and vary, and no other layer may be equal. `vocab_size` is None if the model is not
+    available.
 
-    `watch` sees each layer too, so that nothing is read twice. Without it the bytes are only held against
-    their checksums, at the speed of memory: enough where the same bytes were checked when they were captured.
+    `watch` also gets each layer, so that nothing is read twice. Without it the bytes are only compared with
+    their checksums, at memory speed, which is enough if the values were checked during capture.
 
-    What was rounded to fp8 may have become equal in two layers, or constant, with nothing wrong in it; its
-    codes and scales must be such as rounding makes.
+    Rounding to fp8 may make two layers equal, or a token constant, without a fault; but codes and scales must
+    be ones that rounding can produce.
 
     Raises DatasetError if the bytes cannot be read at all, OSError.
     """
     identity = shard.provenance.identity
     faults = list(_light_faults(shard.light[row], vocab_size))
-    # The id of a row that goes on in a conversation is of its messages too, which the row does not have.
+    # The id of a row from a conversation rendered again also covers its messages, which the row does not
+    # have.
     misnamed = None if identity.is_rendered_again else name_fault(shard.light[row])
     faults += [] if misnamed is None else [misnamed]
     seen: dict[int, int] = {}
@@ -93,9 +97,9 @@ def _checksum(layer: LayerBytes) -> int:
 def _value_faults(
     low_T: torch.Tensor, high_T: torch.Tensor, layer_id: int, misfit_T: torch.Tensor | None
 ) -> list[str]:
-    """Return what is wrong with the values; a padding token's embedding (layer 0) may be constant or zero.
+    """Return the faults of the values; a padding token's embedding (layer 0) may be constant or zero.
 
-    `misfit_T` names the tokens that rounding to fp8 does not make; it is null where nothing was rounded.
+    `misfit_T` marks tokens that rounding to fp8 cannot produce; None if nothing was rounded.
     """
     not_finite_T, constant_T, zero_T = flag_tokens(low_T, high_T)
     faults = [_tokens("not finite", not_finite_T)] if bool(not_finite_T.any()) else []
@@ -115,9 +119,11 @@ def _tokens(what: str, flags_T: torch.Tensor) -> str:
 
 
 def name_fault(light: LightRow) -> str | None:
-    """Return how a row's source id, planned tokens and mask contradict its sample id, their hash, or none.
+    """Return how a row's source id, planned tokens and mask contradict its sample id, which is their hash, or
+    None.
 
-    What the target generated came after the id was given, so only the prompt's tokens are held against it.
+    The id was assigned before the target generated tokens, so only the prompt's tokens are checked against
+    it.
     """
     planned = Tokenized(light.input_ids[: light.prompt_tokens], light.loss_mask[: light.prompt_tokens])
     expected = sample_digest(light.source_id or "", planned).hex()

@@ -1,4 +1,5 @@
-"""What `quarry verify` counts and finds wrong while it reads a job's files, and what a report shows of them.
+"""What `quarry verify` counts and finds wrong while it reads a job's files, for its result and for
+reports.
 
 Imports torch: import it lazily.
 
@@ -37,7 +38,9 @@ class Finding(Wire):
 
 
 class Few(Generic[Item]):
-    """The `limit` items whose names have the smallest hashes: as good as random, the same in any order."""
+    """The `limit` items whose names have the smallest hashes: effectively random, and independent of
+    order.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -50,13 +53,13 @@ class Few(Generic[Item]):
         del self._kept[self._limit :]
 
     def items(self) -> list[Item]:
-        """Return what is kept."""
+        """Return the kept items."""
         return [item for _, _, item in self._kept]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row to show."""
+    """One row to show in a report."""
 
     shard: str
     row: int
@@ -65,10 +68,11 @@ class Sample:
 
 @dataclass(slots=True)
 class JobTally:
-    """One job. Of the rows `sample_ids` and `lengths` are counts, `shares` are supervised in `SHARE_BINS`.
+    """The tally of one job. Over its rows, `sample_ids` and `lengths` count values, and `shares` is a
+    histogram of the supervised share in `SHARE_BINS` bins.
 
-    `findings` is everything that is wrong. Only it and `sample_ids` grow with the data; the latter is emptied
-    when all of the job is read.
+    `findings` lists everything that is wrong. Only it and `sample_ids` grow with the data; the latter is
+    cleared once the whole job is read.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -88,31 +92,31 @@ class JobTally:
 
     @property
     def rows(self) -> int:
-        """Rows that were read."""
+        """Number of rows read."""
         return self.lengths.total()
 
     @property
     def tokens(self) -> int:
-        """Tokens of these rows."""
+        """Number of tokens in these rows."""
         return sum(length * rows for length, rows in self.lengths.items())
 
     @property
     def supervised_tokens(self) -> int:
-        """Tokens of these rows that the mask marks."""
+        """Number of supervised tokens in these rows."""
         return self.supervised.counts().total()
 
     def fault(self, path: str, what: str) -> None:
-        """Note what is wrong in the file at `path`."""
+        """Record a finding for the file at `path`."""
         self.findings.append(Finding(path=path, what=what))
 
     def layer(
         self, layer_id: int, states_TH: torch.Tensor, low_T: torch.Tensor, high_T: torch.Tensor
     ) -> None:
-        """Count one layer of one row; arguments are those of `LayerTally.add`."""
+        """Count one layer of one row; takes the arguments of `LayerTally.add`."""
         self.layers.setdefault(layer_id, LayerTally()).add(states_TH, low_T, high_T)
 
     def row(self, shard: str, row: int, light: LightRow) -> None:
-        """Count a row's name, length and mask, and keep it if it is one to show."""
+        """Count a row's sample id, length and mask, and keep the row if it is one to show."""
         supervised = light.input_ids[light.loss_mask == 1]
         self.sample_ids[light.sample_id] += 1
         self.lengths[light.num_tokens] += 1
@@ -122,7 +126,7 @@ class JobTally:
         self.samples.add(light.sample_id, Sample(shard, row, light))
 
     def logits(self, shard: str, verdict: LogitVerdict) -> None:
-        """Count a shard's logit check; keep some of its readings, and separately some that are faults."""
+        """Count a shard's logit check; keep some of its readings and, separately, some with faults."""
         self.logit_rows += verdict.rows
         self.logit_argmax_agree += verdict.argmax_agree
         self.logit_max_error = max(self.logit_max_error, verdict.max_error)
@@ -135,6 +139,6 @@ class JobTally:
 
 @dataclass(slots=True)
 class DatasetTally:
-    """Every job of a dataset whose manifest could be read, with what was counted of it."""
+    """Every job of a dataset whose manifest could be read, with its tally."""
 
     jobs: list[tuple[Manifest, JobTally]] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""How far two right computations of a logit may differ: the variances that docs/tolerance.md derives.
+"""How far two correct computations of a logit may differ: the variances derived in docs/tolerance.md.
 
-Imports torch: import it lazily. Everything follows from the dtype, the weights and what is stored.
+Imports torch: import it lazily. Everything follows from the dtype, the weights and the stored states.
 
 Legend: H hidden size.
 """
@@ -14,12 +14,12 @@ _FLOAT32_ROUNDOFF = 2.0**-24
 
 @dataclass(frozen=True, slots=True)
 class NormedState:
-    """Stored states and what the final norm makes of them; all tensors are [..., H], float32.
+    """Stored states and their final norm; all tensors are [..., H], float32.
 
     `stored` is the state before the norm and `normed` the norm's result, rounded to the dtype. `unit` is the
-    centred state over its root mean square, `gain` the norm's weight over that root. `half` is how far each
-    captured value may lie from the stored one, null where they are the same. `centres` says whether the norm
-    takes the mean away.
+    centred state divided by its root mean square, `gain` the norm's weight divided by it. `half` is how far
+    each captured value may be from the stored one, None if they are equal. `centres` says whether the norm
+    subtracts the mean.
     """
 
     stored: torch.Tensor
@@ -32,7 +32,8 @@ class NormedState:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Variances of what is computed of `state`; a direction is the gradient [..., H] by the normed state.
+    """Variances of quantities computed from `state`; a direction is a gradient [..., H] with respect to the
+    normed state.
 
     `roundoff` is the dtype's unit roundoff, `logit_roundings` is how often a logit is rounded to the dtype.
     """
@@ -43,7 +44,7 @@ class Tolerance:
 
     @property
     def rounding(self) -> float:
-        """Variance of one rounding to the dtype, relative to the square of what is rounded."""
+        """Variance of one rounding to the dtype, relative to the square of the rounded value."""
         return self.roundoff**2 / 3
 
     def of_product(self, direction: torch.Tensor) -> torch.Tensor:
@@ -58,21 +59,23 @@ class Tolerance:
         return variance
 
     def of_logit(self, logit: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-        """Return the variance [...] of one logit by itself, `direction` being its gradient."""
+        """Return the variance [...] of computing one logit, whose gradient is `direction`."""
         spread = (direction * self.state.normed).square().sum(dim=-1)
         in_dtype = self.rounding * (self.logit_roundings * logit.square() + spread)
         in_float32 = 2 * direction.shape[-1] * _FLOAT32_ROUNDOFF**2 * (logit.square() + spread)
         return in_dtype + in_float32
 
     def _of_storing(self, direction: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """Return the variance [...] that storing with `half` steps gives to a product with `direction`."""
+        """Return the variance [...] that storing with errors up to `half` adds to a product with
+        `direction`.
+        """
         error = self._slope(direction) * half
         lost = self.state.stored == 0
         known = error.masked_fill(lost, 0.0).square().sum(dim=-1) / 3
         return known + error.masked_fill(~lost, 0.0).abs().sum(dim=-1).square()
 
     def _slope(self, direction: torch.Tensor) -> torch.Tensor:
-        """Return the product's derivative [..., H] by each stored value."""
+        """Return the product's derivative [..., H] with respect to each stored value."""
         slope = direction * self.state.gain
         along = (slope * self.state.unit).mean(dim=-1, keepdim=True)
         if self.state.centres:

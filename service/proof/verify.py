@@ -1,6 +1,7 @@
-"""`quarry verify`: reads a finished dataset again, on disk or on the Hub, and says all that is wrong with it.
+"""`quarry verify`: reads a finished dataset again, on disk or on the Hub, and reports everything wrong with
+it.
 
-Imports torch by way of the shard reader: import it lazily. Nothing in the dataset is trusted, paths included.
+Imports torch: import it lazily. Nothing in the dataset is trusted, including paths.
 """
 
 import time
@@ -34,17 +35,17 @@ _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
 _SHOWN = 50
 MISSING = "is missing"
 SUMMED = ("rows", "tokens", "consumed_shards", "logit_rows", "logit_argmax_agree")
-"""What is counted in each job, and summed in the report."""
+"""Counts of each job that the report sums."""
 GOING_S = 5.0
-"""That the shards of a unit take to go, which go one by one."""
+"""How long the removal of a consumed unit's shards, one by one, may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a process that verifies tells, and is told, of files that end their process.
+    """How a verifying process reports, and learns about, files that crash the process that reads them.
 
-    `note` takes each path before the file is read and with each of its blocks and rows, and null before files
-    are fetched; those in `broken` are not read, for what is said there.
+    `note` is called with each path before the file is read and for each of its blocks and rows, and with None
+    before files are fetched. Files in `broken` are not read, for the reason given there.
     """
 
     note: Callable[[str | None], None] = lambda path: None
@@ -77,7 +78,7 @@ class VerifyReport(Wire):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ok(self) -> bool:
-        """Say whether nothing is wrong."""
+        """Whether nothing is wrong."""
         return not self.findings
 
     def __str__(self) -> str:
@@ -165,7 +166,7 @@ def verify_dataset(
 
 
 def read_manifests(files: Files, findings: list[Finding]) -> Iterator[Manifest]:
-    """Yield every manifest that can be read; what is wrong with any of them goes to `findings`."""
+    """Yield every readable manifest; append what is wrong with any of them to `findings`."""
     paths = [path for path in files.paths() if _is_manifest(path)]
     if not paths:
         findings.append(Finding(path="manifests/", what="holds no manifest"))
@@ -241,12 +242,12 @@ def _entries(job: Manifest) -> tuple[FileEntry, ...]:
 
 
 def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading) -> JobTally:
-    """Return what was counted and what is wrong in one job's files."""
+    """Verify one job's files; return what was counted and found."""
     tally = JobTally()
     entries = _entries(job)
     rest = {entry.path: entry for entry in entries}
     if len(rest) < len(entries):
-        return tally  # its manifest is broken, and a shard that is named a million times is not read as often
+        return tally  # a broken manifest: do not read a shard as often as it is named
     outside = not all(map(is_inside, rest))
     units: dict[int, set[str]] = {}
     for entry in () if outside else job.shards:
@@ -266,7 +267,7 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
                 del tally.findings[found:]
                 tally.consumed_shards += len(shards)
     manifest = manifest_path(job.provenance.job_id)
-    # Of a conversation whose turns are rows each turn may be rejected.
+    # If the turns of a conversation are rows, each turn may be rejected.
     rejected = Counter(
         f"{reject.position}{f', turn {reject.turn},' if reject.turn else ''}" for reject in job.rejects
     )
@@ -274,14 +275,14 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
         for name, count in counts.items():
             if count > 1:
                 tally.fault(manifest, f"{what.format(name)} {count} times")
-    # They are as many as the rows, and a report of many jobs keeps every tally.
+    # There are as many as rows, and a report over many jobs keeps every tally.
     tally.sample_ids.clear()
     extras = [path for path in rest if is_inside(path)]
     reading.note(None)
     with files.held(extras) as folder:
         _faults(rest.values(), folder, tally, reading)
         if tally.consumed_shards:
-            return tally  # what their rows add up to is not known any more
+            return tally  # the sums over their rows are no longer known
         if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
             stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
             tally.fault(manifest, f"totals.supervised_tokens is {stated}, expected {counted}")
@@ -291,7 +292,7 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
 
 
 def _went(folder: Path, shards: Collection[str]) -> bool:
-    """Say whether a unit's shards, some of which were missed, were just going."""
+    """Return whether a unit's shards, some of which were missing, were just being removed."""
     until_s = time.monotonic() + GOING_S
     while left := sum((folder / path).exists() for path in shards):
         if left == len(shards) or time.monotonic() > until_s:
@@ -301,19 +302,21 @@ def _went(folder: Path, shards: Collection[str]) -> bool:
 
 
 def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, reading: Reading) -> bool:
-    """Hold files against what the manifest says of them; say whether any is wrong."""
+    """Check files against their manifest entries; return whether any is wrong."""
     found = len(tally.findings)
     for entry in entries:
         try:
             for what in _file_faults(folder, entry, reading):
                 tally.fault(entry.path, what)
-        except FileNotFoundError:  # it was consumed just now
+        except FileNotFoundError:  # just consumed
             tally.fault(entry.path, MISSING)
     return len(tally.findings) > found
 
 
 def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
-    """Hold a job's token counts, and what its manifest says of them, against its rows, if those are right."""
+    """Check a job's token counts, and the manifest's statistics of them, against its rows, if its shards are
+    intact.
+    """
     broken = {finding.path for finding in tally.findings}
     if broken & {entry.path for entry in job.shards}:
         return
@@ -343,7 +346,7 @@ def _file_faults(folder: Path, entry: FileEntry, reading: Reading) -> Iterator[s
         yield MISSING
         return
     stat = file.stat()
-    # Holes cost nothing, whatever their length: they are not waited for.
+    # Based on allocated blocks: holes in a sparse file cost no time and need no notes.
     notes = map(reading.note, repeat(entry.path, stat.st_blocks * 512 // BLOCK_BYTES))
     if stat.st_size != entry.bytes:
         yield f"has {stat.st_size} bytes, the manifest says {entry.bytes}"

@@ -1,4 +1,4 @@
-"""Verifies one unit of a finished dataset: its shards row by row, and its index against them.
+"""Verifies one unit of a finished dataset: its shards row by row, and its index against the shards.
 
 Imports torch: import it lazily.
 """
@@ -27,10 +27,10 @@ _LISTS = ("input_ids", "loss_mask")
 def verify_unit(
     folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally, note: Callable[[str], None]
 ) -> None:
-    """Read all of unit `unit` of `job` below `folder` again; its files are there. Fills `tally`.
+    """Read all of unit `unit` of `job` below `folder` again, where its files are. Fills `tally`.
 
-    `note` is called with each file before it is decoded, and with each row: over some bytes pyarrow ends the
-    process, or does not end.
+    `note` is called with each file before it is decoded, and for each row: on some bytes pyarrow crashes the
+    process, or never returns.
     """
     index = index_path(job.provenance.job_id, unit)
     indexed = None
@@ -61,7 +61,7 @@ def verify_unit(
 
 
 def _check_entry(shard: Shard, entry: ShardEntry, job: Manifest, tally: JobTally) -> None:
-    """The shard is of this job, and as long as the manifest says."""
+    """Check that the shard is of this job, and as long as the manifest says."""
     for name in ("job_id", "identity", "layers", "final_norm"):
         if getattr(shard.provenance, name) != getattr(job.provenance, name):
             tally.fault(entry.path, f"its {name} is not the manifest's")
@@ -79,7 +79,7 @@ def _rows(
     tally: JobTally,
     note: Callable[[str], None],
 ) -> Iterator[LogitCase]:
-    """Prove every row; yield those whose logits can be checked."""
+    """Check every row; yield those whose logits can be checked."""
     vocab_size = head.vocab_size if head is not None else None
     for row, light in enumerate(shard.light):
         where = f"row {row} ({light.sample_id})"
@@ -102,7 +102,7 @@ def _rows(
 
 
 def _witness(values: Mapping[str, Any]) -> Witness | None:
-    """Return the engine's log-probabilities in an index row; none where they are missing."""
+    """Return the engine's log-probabilities in an index row, or None if they are missing."""
     tokens, logprobs = values["top_tokens"], values["top_logprobs"]
     if not tokens or logprobs is None or len(tokens) != len(logprobs):
         return None
@@ -112,7 +112,7 @@ def _witness(values: Mapping[str, Any]) -> Witness | None:
 def _compare_index(
     shard: Shard, path: str, index: str, indexed: Mapping[int, dict[str, Any]], tally: JobTally
 ) -> None:
-    """Every row of the shard is in the index once, with the same light columns, and no other row is."""
+    """Check that the index has exactly the shard's rows, with the same light columns."""
     rows = len(shard.light)
     absent = sorted(set(range(rows)) - indexed.keys())
     extra = sorted(indexed.keys() - set(range(rows)))
