@@ -1,11 +1,13 @@
 """Finds the assistant's turns in a rendered conversation, by rendering parts of it.
 
-A turn begins where its prompt ends: the conversation so far, rendered with the generation prompt. It ends
-with its end-of-turn mark. Both are taken from renderings, which must be literal prefixes of the whole one.
+A turn begins where its prompt ends, the prompt being the conversation so far, rendered with the generation
+prompt. It ends with its end-of-turn mark. Both are found by partial renderings, which must be literal
+prefixes of the whole rendering.
 
 A template may render an earlier turn differently once a later one exists: Qwen3 drops its reasoning, gpt-oss
-changes its end mark. Such a turn is found by the text around it. The conversation is rendered again with a
-stand-in for the turn's content; all text before and after the stand-in must be in the whole rendering too.
+changes its end mark. Such a turn is found by the text around it: the conversation is rendered again with a
+stand-in for the turn's content, and all text before and after the stand-in must also be in the whole
+rendering.
 """
 
 import os
@@ -16,13 +18,15 @@ from service.plan.rendering import ChatTemplate, Conversation, Messages, RenderF
 from service.plan.sources.rows import RejectedError, RejectReason
 
 MAX_RENDERED_CHARS = 2**30
-"""Characters that may be rendered to find the turns of one sample: the work is quadratic in the turns."""
+"""Maximum characters rendered to find the turns of one sample: the work is quadratic in the number of
+turns.
+"""
 
 Span = tuple[int, int]
 
 
 class UnstableBoundaries(RejectedError):
-    """The turns cannot be found in this template's rendering; the detail says which and why."""
+    """The turns cannot be found in the template's rendering; the detail says which and why."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(RejectReason.TURN_BOUNDARIES, detail)
@@ -45,7 +49,8 @@ class TurnFinder:
         self._stand_in = _absent_from(self._whole)
 
     def span(self, turn: int) -> Span:
-        """Return the characters `[start, end)` of the rendering that the model writes in `messages[turn]`.
+        """Return the span `[start, end)` of characters in the rendering that the model writes in
+        `messages[turn]`.
 
         Raises UnstableBoundaries, RenderFailed, RenderTooLong.
         """
@@ -68,7 +73,7 @@ class TurnFinder:
         return start, end
 
     def trailer(self, turn: int) -> str:
-        """Return what follows the end mark of a last turn, but not that of `messages[turn]`."""
+        """Return what follows the end mark of the last turn but not that of `messages[turn]`."""
         closing, after = self._closings(turn)[:2]
         mark = self._mark_of(after)
         extra = "" if after.startswith(closing) or not closing.startswith(mark) else closing[len(mark) :]
@@ -81,7 +86,7 @@ class TurnFinder:
         if after.startswith(closing):
             rest = after[len(closing) :]
         elif mark and (closing.startswith(mark) or closing.rstrip() == self._mark_of(closing)):
-            # The last turn ends with more than an earlier one, or with another mark.
+            # The last turn ends with more text than an earlier one, or with a different mark.
             rest = after[len(mark) :]
         else:
             fault = f"the last turn is closed by {closing[:80]!r}, which an earlier turn is not"
@@ -92,7 +97,9 @@ class TurnFinder:
         return len(before), end
 
     def _closings(self, turn: int) -> tuple[str, str, str]:
-        """Return what follows the stand-in in a last turn, and what follows and precedes it in its place."""
+        """Return what follows the stand-in as the last turn, and what follows and precedes it in its original
+        place.
+        """
         messages = [*self._messages[:turn], {"role": "assistant", "content": self._stand_in}]
         _, closing = self._split(self._render(messages))
         before, after = self._split(self._render([*messages, *self._messages[turn + 1 :]]))
@@ -117,7 +124,7 @@ class TurnFinder:
 
 
 def _absent_from(text: str) -> str:
-    """Return a word that is not in `text`; letters only, so that no template trims or escapes it."""
+    """Return a word that is not in `text`; only letters, so that no template trims or escapes it."""
     word = "QuarryStandIn"
     while word in text:
         word += "X"
@@ -143,7 +150,7 @@ REASONED: Messages = tuple(
     {**message, "reasoning_content": "a thought"} if message["role"] == "assistant" else message
     for message in PROBE
 )
-"""The same with reasoning: some templates are stable only with it."""
+"""The same with reasoning: some templates have stable boundaries only with it."""
 
 
 def probe(template: ChatTemplate, marks: Collection[str]) -> str:

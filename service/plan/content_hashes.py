@@ -1,7 +1,7 @@
-"""Sets of samples by their hashes of 16 bytes, sorted in mapped files, so that millions take little memory.
+"""Sets of samples as sorted 16-byte hashes in memory-mapped files, so that millions take little memory.
 
-`KnownHashes`: what earlier runs of a schedule have written. The planning child asks it before it tokenizes.
-`SeenHashes`: what a plan has so far, by which a duplicate is found.
+`KnownHashes`: samples that earlier runs of a schedule have written, which the planning child does not
+tokenize. `SeenHashes`: the samples of a plan so far, to find duplicates.
 """
 
 import hashlib
@@ -20,17 +20,19 @@ from schemas.source import Sample
 from service.errors import writing
 
 CONTENT = {"messages", "tools", "text", "token_ids", "loss_mask"}
-"""What a sample is apart from its name. A field that is not given is not in its hash."""
+"""The fields of a sample's content. A field that is not given is not in the hash."""
 HASH = np.dtype(f"S{CONTENT_HASH_BYTES}")
 Hashes = NDArray[np.bytes_]
 NEWEST_HASHES = 2**18
-"""Of a plan, kept in memory, where each takes 91 bytes."""
+"""How many of a plan's hashes are kept in memory, where each takes 91 bytes."""
 MERGED_RATIO = 4
-"""A run of hashes is merged with one that is up to so many times as long: few runs are left to search."""
+"""A run of hashes is merged with one up to this many times as long, so that few runs need to be searched."""
 
 
 def content_hash(sample: Sample) -> bytes:
-    """Return the hash of a sample's content, which must never change: blake2b over its canonical JSON."""
+    """Return the hash of a sample's content: blake2b over its canonical JSON. The algorithm must never
+    change.
+    """
     content = sample.model_dump(mode="json", include=CONTENT, exclude_none=True)
     return hashlib.blake2b(canonical_json(content).encode(), digest_size=CONTENT_HASH_BYTES).digest()
 
@@ -47,31 +49,31 @@ def write_hashes(path: Path, parts: Iterable[bytes], attempt: str) -> None:
 
 
 class KnownHashes:
-    """The hashes in a file that `write_hashes` made, mapped."""
+    """The hashes in a file written by `write_hashes`, memory-mapped."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file; an empty one cannot be."""
+        """Map the file, unless it is empty, since an empty file cannot be mapped."""
         self._hashes = _mapped(path, "r") if path.stat().st_size else np.empty(0, HASH)
 
     def __contains__(self, hash_: bytes) -> bool:
-        """Say whether the hash is there."""
+        """Return whether the hash is in the file."""
         return _holds(self._hashes, hash_)
 
 
 class SeenHashes:
-    """The hashes that were added: the newest in memory, the others as sorted runs in files without a name.
+    """The hashes added so far: the newest in memory, the others as sorted runs in unnamed files.
 
-    The files are in `folder`, 16 bytes each, and end with the process.
+    The files are in `folder`, take 16 bytes per hash, and disappear with the process.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Write nothing before there are many hashes."""
+        """Start empty; files are written only once there are many hashes."""
         self._folder = folder
         self._newest: set[bytes] = set()
         self._runs: list[Hashes] = []
 
     def add(self, hash_: bytes) -> bool:
-        """Add a hash; say whether it was not there. Raises DiskFull, WriteFailed."""
+        """Add a hash; return whether it is new. Raises DiskFull, WriteFailed."""
         if hash_ in self._newest or any(_holds(run, hash_) for run in self._runs):
             return False
         self._newest.add(hash_)
@@ -81,7 +83,7 @@ class SeenHashes:
         return True
 
     def _settle(self) -> None:
-        """Sort the newest hashes, and the runs that are not much longer, into one run."""
+        """Merge the newest hashes, and the runs that are not much longer, into one sorted run."""
         make_folder(self._folder)
         num_hashes = len(self._newest)
         with TemporaryFile(dir=self._folder) as file:
@@ -98,11 +100,13 @@ class SeenHashes:
 
 
 def _mapped(file: Path | IO[bytes], mode: Literal["r", "r+"]) -> Hashes:
-    """Map a file of hashes. As a plain array it is searched in half the time of a `memmap`."""
+    """Map a file of hashes. Searching a plain array takes half the time of a `memmap`."""
     return np.asarray(np.memmap(file, HASH, mode))
 
 
 def _holds(hashes: Hashes, hash_: bytes) -> bool:
-    """Search sorted hashes. They are compared as bytes: numpy takes zero bytes off the end of a value."""
+    """Search sorted hashes. The match is compared as bytes, since numpy strips trailing zero bytes of a
+    value.
+    """
     place = int(hashes.searchsorted(hash_))
     return hashes[place : place + 1].tobytes() == hash_

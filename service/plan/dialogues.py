@@ -1,10 +1,10 @@
-"""Plans conversations whose assistant's turns are the target's. Runs in the planning child.
+"""Plans conversations whose assistant turns the target answers. Runs in the planning child.
 
-The source's messages between its assistant's turns stay, in blocks; its answers go. Where the template writes
-every answer as it was given, and what follows it depends on nothing else, the conversation is one row: a
-prompt, and the tokens between two answers (segments). This is proved for each conversation by renderings
-with other answers in their place. Where it is not so, each turn is a row, whose prompt is rendered when the
-answers before it are known.
+The source's messages between its assistant turns are kept, in blocks; its answers are dropped. If the
+template writes every answer literally, and what follows does not depend on it, the conversation is one row: a
+prompt, and the tokens between two answers (segments). This is tested for each conversation by rendering it
+with other answers. Otherwise each turn is a row, whose prompt is rendered once the answers before it are
+known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,16 +35,18 @@ PROBES = (
     '{"a": 1}',
     "0123456789 " * 1000,
 )
-"""Answers that templates are known to change. Others are found while they are answered."""
+"""Answers that templates are known to change. Other changes are detected while the conversation is
+answered.
+"""
 MAX_TURNS = 512
-"""That are answered in rows of their own: each is rendered with all turns before it."""
+"""Maximum turns that are answered in rows of their own: each is rendered with all turns before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The messages of a source from one assistant's turn to the next.
+    """The messages of a source between two assistant turns.
 
-    `calls` are what the assistant's turn before it called, if it begins with results of tools: name and id.
+    If it begins with tool results, `calls` has the (name, id) of the calls in the assistant turn before it.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -56,7 +58,7 @@ class NotInSegments(Exception):
 
 
 def blocks_of(messages: Messages) -> list[Block]:
-    """Cut a source's messages at its assistant's turns. Raises RejectedError."""
+    """Split a source's messages at its assistant turns. Raises RejectedError."""
     if messages[0]["role"] == "assistant":
         raise RejectedError(RejectReason.NO_PROMPT, "nothing comes before the first assistant's turn")
     blocks: list[Block] = []
@@ -86,14 +88,14 @@ def _called(call: Mapping[str, Any]) -> tuple[str, str | None]:
 def plan_dialogue(
     chat: Conversation, texts: TextTokenizer, most_tokens: int, generate: Generate, entry: MixEntry | None
 ) -> list[Tokenized]:
-    """Return the rows of a conversation: one with its segments, or one a turn; masks are all zero.
+    """Return the rows of a conversation: one with its segments, or one per turn; masks are all zero.
 
-    Turns of which the prompt alone leaves no room within `most_tokens` are not planned, but for the first.
+    Turns whose prompt alone leaves no room within `most_tokens` are not planned, except the first.
 
     Raises RejectedError, OptionRefused (`generate.tool_parser`), UnicodeEncodeError.
     """
     if generate.turns == "last":
-        # Answers of the source stay: only what the target adds is its own.
+        # The source's earlier answers stay: only the last answer is the target's.
         place = len(chat.messages) - (chat.messages[-1]["role"] == "assistant")
         blocks = [Block(tuple(chat.messages[:place]))]
         if not place:
@@ -112,7 +114,7 @@ def plan_dialogue(
 
 
 def without_turns(prompt: Tokenized, generate: Generate) -> Tokenized:
-    """Return the row of a prompt that is no conversation."""
+    """Return the row of a prompt that is not a conversation."""
     return replace(prompt, dialogue=Dialogue("", 0, len(prompt.ids) + generate.longest_answer, ()))
 
 
@@ -159,7 +161,7 @@ class _Plan:
         return self._row(ids[0], 0, self._blocks[: len(ids)], longest, len(self._blocks) - len(ids), rest)
 
     def _segment_texts(self) -> list[str]:
-        """Return the prompt and what is between two answers."""
+        """Return the prompt, then the text between each two answers."""
         texts, whole = [self._prompt([])], self._prompt([])
         num_tokens = len(self._texts.ids(whole))
         for turn, word in enumerate(self._words[:-1], 1):
@@ -174,7 +176,9 @@ class _Plan:
         return texts
 
     def _check_tokens(self, texts: Sequence[str], ids: Sequence[npt.NDArray[np.int64]]) -> None:
-        """Raise NotInSegments unless each segment has the tokens that it has in the whole."""
+        """Raise NotInSegments unless each segment has the same tokens by itself as in the whole
+        conversation.
+        """
         for text in texts[1:]:
             if not any(text.startswith(mark) for mark in self._texts.marks):
                 raise NotInSegments("no added token follows an answer")
@@ -196,7 +200,8 @@ class _Plan:
             if turn > MAX_TURNS:
                 detail = f"more than {MAX_TURNS} turns, of which each is a row: {why}"
                 raise RejectedError(RejectReason.TOO_LONG, detail)
-            # Of a later turn only what no answer can change is certain: up to the last mark that both have.
+            # For a later turn, only the part that no answer can change is certain: up to the last mark that
+            # it shares with the first prompt.
             shorter = min(len(first), len(prompt))
             differs = np.flatnonzero(first[:shorter] != prompt[:shorter])
             same = int(differs[0]) if len(differs) else shorter
@@ -227,7 +232,7 @@ class _Plan:
             "limit": self._most_tokens,
             "left": left,
             "tools": self._chat.tools if turn <= 1 else None,
-            # So that no turn of another conversation is the same sample.
+            # Makes a turn's sample distinct from those of other conversations.
             "conversation": self._digest,
         }
         most = min(longest, self._most_tokens)
@@ -235,7 +240,7 @@ class _Plan:
         return Tokenized(ids.astype(np.int32), np.zeros(len(ids), np.uint8), dialogue)
 
     def _prompt(self, answers: Sequence[str]) -> str:
-        """Render the prompt of the turn behind these answers."""
+        """Render the prompt of the turn after these answers."""
         messages = list(self._blocks[0].messages)
         for answer, block in zip(answers, self._blocks[1:], strict=False):
             calls = [

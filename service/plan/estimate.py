@@ -1,4 +1,4 @@
-"""What a job would need: its rows go through the same planner, and nothing is written."""
+"""Estimates what a job would need: its rows go through the same planner, but nothing is stored."""
 
 import math
 from collections import Counter
@@ -26,13 +26,13 @@ def estimate_request(
     watch: Callable[[], None] = lambda: None,
     document: str | None = None,
 ) -> Estimate:
-    """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
+    """Read and tokenize the whole source and sum up; time grows with the source, memory with one unit.
 
-    `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
-    `bytes` are the states before compression, `stored_bytes` after it where that is known. `document` is the
-    whole request as JSON, where `request` has the first alone of its inline samples.
+    `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest. `bytes`
+    are the states before compression, `stored_bytes` after it, if that is known. `document` is the whole
+    request as JSON, for a `request` that has only the first of its inline samples.
 
-    Raises what planning the job would raise, and what `watch` raises, which is called now and then.
+    Raises what planning the job would raise, and what `watch`, which is called regularly, raises.
     """
     located = fetch_target(request, settings)
     source = open_source(request.source, settings, labels=request.labels, document=document)
@@ -50,7 +50,7 @@ def estimate_request(
             shards += bool(draft.samples)
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
-    # A shard has an index, the job a final norm, counts, manifest and card.
+    # Each shard has an index; the job has a final norm, counts, manifest and card.
     commits = math.ceil((2 * shards + 4) / MAX_COMMIT_FILES)
     return Estimate(
         samples=samples,
@@ -67,7 +67,7 @@ def estimate_request(
 
 
 class _RowATurn:
-    """Sums over conversations whose turns are rows; those of one conversation follow each other."""
+    """Sums over conversations whose turns are rows; rows of one conversation are consecutive."""
 
     def __init__(self) -> None:
         self._why: Counter[str] = Counter()

@@ -1,7 +1,7 @@
-"""Presets and lists of layers -> vLLM layer ids. Pure.
+"""Resolves presets and lists of layers to vLLM layer ids. Pure functions.
 
-vLLM id `k` is the residual stream after `k` decoder layers, so a model of N layers has ids 0 (embeddings)
-to N (pre-norm). The engine sorts and de-duplicates a list without a word and broadcasts some bad ones, so
+vLLM's id `k` is the residual stream after `k` decoder layers, so a model of N layers has ids 0 (embeddings)
+to N (pre-norm). The engine silently sorts and de-duplicates a list and broadcasts some invalid ones, so
 nothing unchecked may reach it.
 """
 
@@ -10,14 +10,14 @@ from service.errors import UnknownLayer
 
 
 def auxiliary_layers(preset: LayerPreset, num_layers: int) -> list[int]:
-    """Return the layers that a drafter family reads beside the last one."""
+    """Return the layers that a drafter family reads besides the last one."""
     match preset:
         case "eagle3":
             return [2, num_layers // 2, num_layers - 3]
         case "eagle" | "mtp":
             return []
         case "dflash":
-            # z-lab's rule counts layer outputs from 0 and spreads five over 1..N-3; a vLLM id is one more.
+            # z-lab counts layer outputs from 0 and spreads five over 1..N-3; vLLM ids are one higher.
             return [round(1 + i * (num_layers - 4) / 4) + 1 for i in range(5)]
 
 
@@ -26,8 +26,8 @@ def resolve_layers(
 ) -> tuple[int, ...]:
     """Return the ascending vLLM ids to capture of a model of `num_layers` decoder layers.
 
-    A list names no id twice. N is added with `final_layer`. Raises UnknownLayer: an id outside 0..N, a preset
-    that collapses on so shallow a model, or nothing left.
+    A list has no duplicate ids. N is added if `final_layer`. Raises UnknownLayer for an id outside 0..N, a
+    preset that needs a deeper model, or an empty result.
     """
     ids = _preset_ids(layers, num_layers) if isinstance(layers, str) else _listed_ids(layers, num_layers)
     if final_layer:

@@ -1,4 +1,4 @@
-"""`config.json` -> the few numbers of a target that planning needs, for any model type."""
+"""Reads the few numbers of a target that planning needs from `config.json`, for any model type."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from schemas.request import Dtype
 from service.errors import OptionRefused, UnknownModel
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
-"""Where multimodal configs keep the language model's part."""
+"""Where multimodal configs have the language model's part."""
 NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
 VOCAB_SIZE_KEYS = ("vocab_size", "padded_vocab_size")
@@ -23,12 +23,12 @@ LENGTH_KEYS = (
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
 DEFAULT_LENGTH = 2048
-"""What the engine assumes of a config that names no length."""
+"""What the engine assumes if a config names no length."""
 
 LENGTH_INCLUDES_SCALING = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Rope types whose `max_position_embeddings` is the scaled length already."""
+"""RoPE types whose `max_position_embeddings` is already the scaled length."""
 SCALED_LENGTH_MODELS = "gemma3"
-"""Part of the model types of which that is true for every rope type."""
+"""Model types with this substring have the scaled length with every RoPE type."""
 
 T = TypeVar("T")
 NAME = TypeAdapter[str](Annotated[str, Field(strict=True)])
@@ -37,11 +37,11 @@ NAMES = TypeAdapter[tuple[str, ...]](tuple[str, ...])
 Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 COUNT = TypeAdapter[int](Count)
 LENGTH = TypeAdapter[float](Annotated[float, Field(strict=True, ge=2, lt=2**31, allow_inf_nan=False)])
-"""In tokens, prompt and answer together; some configs write it as a float."""
+"""In tokens, prompt and answer together; some configs have it as a float."""
 
 
 class _Rope(BaseModel):
-    """How positions are scaled, for one kind of attention layer."""
+    """The RoPE scaling of one kind of attention layer."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -54,7 +54,9 @@ ROPES = TypeAdapter[dict[str, Any]](dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What `config.json` says. `max_model_len` is the engine's: prompt and answer together."""
+    """The values of `config.json`. `max_model_len` is derived as by the engine: prompt and answer
+    together.
+    """
 
     architectures: tuple[str, ...]
     num_layers: Count
@@ -65,7 +67,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path, dtype: str) -> ModelConfig:
-    """Read `folder`/config.json; `dtype` is the request's: `auto` takes the config's, or float32.
+    """Read `folder`/config.json; `dtype` is the request's: `auto` uses the config's, or float32.
 
     Raises UnknownModel (field `model`), OptionRefused (field `dtype`).
     """
@@ -92,7 +94,7 @@ def config_json(folder: Path) -> dict[str, Any]:
             raw = file.read(_MAX_CONFIG_BYTES + 1)
         if len(raw) > _MAX_CONFIG_BYTES:
             raise _refused(f"config.json has more than {_MAX_CONFIG_BYTES} bytes")
-        from_json(raw)  # refuses what is nested so deep that nothing else could walk it
+        from_json(raw)  # refuses nesting too deep for other code to traverse
         config = json.loads(raw, object_hook=_special_float)
     except (OSError, ValueError) as error:
         raise _refused(f"config.json cannot be read: {error}") from error
@@ -106,7 +108,7 @@ def _refused(detail: str) -> UnknownModel:
 
 
 def _special_float(value: dict[str, Any]) -> dict[str, Any] | float:
-    """Return the number that transformers writes as {"__float__": "Infinity"}, which JSON does not have."""
+    """Decode numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}."""
     special = value.get("__float__") if len(value) == 1 else None
     return float(special) if isinstance(special, str) else value
 
@@ -120,7 +122,7 @@ def _typed(kind: TypeAdapter[T], value: object, key: str) -> T:
 
 
 class _Values:
-    """Looks keys up in the text part, then in the whole config, then among its class's defaults."""
+    """Looks keys up in the text config, then in the whole config, then in the defaults of its class."""
 
     def __init__(self, whole: Mapping[str, Any], text: Mapping[str, Any]) -> None:
         self._given = (text, whole)
@@ -133,8 +135,8 @@ class _Values:
         return None
 
     def number(self, keys: tuple[str, ...]) -> int:
-        # Published configs leave out what equals the class's default (Gemma 3: vocab_size), or what the
-        # class counts (Nemotron-H: num_hidden_layers).
+        # Published configs omit values that equal the class's default (Gemma 3: vocab_size) or that the class
+        # derives (Nemotron-H: num_hidden_layers).
         value = self.find(keys, COUNT) or self.default(keys, COUNT)
         if value is None:
             raise _refused(f"config.json gives no '{keys[0]}'")
@@ -146,7 +148,7 @@ class _Values:
 
     @cached_property
     def _completed(self) -> object:
-        """The text config as transformers completes it; nothing is in it if the type is unknown."""
+        """The text config as completed by transformers; an empty object if the type is unknown."""
         from huggingface_hub.errors import StrictDataclassError
 
         whole = self._given[1]
@@ -177,7 +179,7 @@ def _dtype(asked: str, values: _Values) -> Dtype:
 
 
 def _max_model_len(values: _Values) -> int:
-    """Derive the longest sequence as vLLM does, so that no planned sample is too long for it."""
+    """Derive the maximum length as vLLM does, so that no planned sample is too long for it."""
     declared = values.find(("model_max_length",), LENGTH)
     lengths = [length for key in LENGTH_KEYS if (length := values.find((key,), LENGTH)) is not None]
     longest = declared if declared is not None else min(lengths, default=None)
@@ -190,7 +192,7 @@ def _max_model_len(values: _Values) -> int:
     for scaling in scalings:
         kind = scaling.rope_type or scaling.type
         if kind == "longrope" and (original := values.find(("original_max_position_embeddings",), LENGTH)):
-            # Beyond this length the engine switches to other rope factors, for short samples too.
+            # Beyond this length the engine switches to other RoPE factors, also for short samples.
             longest = min(longest, original)
         if kind not in LENGTH_INCLUDES_SCALING:
             factor = scaling.factor or factor
@@ -198,7 +200,7 @@ def _max_model_len(values: _Values) -> int:
 
 
 def _rope_scalings(values: _Values) -> list[_Rope]:
-    """Return the one rope description, or one a kind of attention layer where the config nests them."""
+    """Return the RoPE scaling, or one per kind of attention layer if the config nests them."""
     keys = ("rope_parameters", "rope_scaling")
     parameters = values.find(keys, ROPES) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]

@@ -1,4 +1,4 @@
-"""`model` and `revision` -> a folder with config, tokenizer and template, and what the model is: digests."""
+"""Resolves `model` and `revision` to a folder with config, tokenizer and template, and digests the model."""
 
 import hashlib
 import json
@@ -36,22 +36,24 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
-"""What a tokenizer and its chat template are made from."""
+"""The files of a tokenizer and its chat template."""
 CONFIG_FILES = (
     *("config.json", "generation_config.json", "*.safetensors.index.json"),
-    # Engines read these too: how the weights are quantized, or the config in another format.
+    # Engines also read these: the quantization of the weights, or the config in another format.
     *("hf_quant_config.json", "quant_config.json", "quantize_config.json", "params.json"),
 )
 WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-"""Weights in any format: in a local model they alone may be links out of its folder."""
+"""Weights in any format: in a local model only these may be symlinks out of its folder."""
 
 BLOCK_BYTES = 2**24
-"""Read of a weight file at a time."""
+"""How much of a weight file is read at a time."""
 
 MAX_SMALL_FILES, MAX_SMALL_BYTES = 1000, 2**28
-"""Of a model's configurations, tokenizers and templates together; the largest tokenizers have 35 MB."""
+"""Limits for a model's config, tokenizer and template files together; the largest tokenizers have 35 MB."""
 MAX_WEIGHT_FILES = 10_000
-"""Of a local model, whose headers are read at each submission; the largest have some hundreds."""
+"""Limit for a local model, whose headers are read at each submission; the largest models have some
+hundreds.
+"""
 READ_CURE = "check the id and the revision, and that the Hub token may read it"
 
 MAX_HEADER_BYTES = 100_000_000
@@ -60,7 +62,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 @contextmanager
 def _read() -> Iterator[None]:
-    """Name what cannot be read of a local model. Raises UnknownModel."""
+    """Raise UnknownModel naming a local model's file that cannot be read."""
     try:
         yield
     except OSError as error:
@@ -70,7 +72,7 @@ def _read() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A readable folder with a model's small files. `commit` is the Hub's; null for a local model."""
+    """A readable folder with a model's small files. `commit` is the Hub's, None for a local model."""
 
     folder: Path
     commit: str | None = None
@@ -78,21 +80,21 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """What a model is, as an `Identity` says it: `weights_sha256` is null where `revision` is a commit."""
+    """The digests of a model, as in an `Identity`: `weights_sha256` is None if `revision` is a commit."""
 
     revision: str
     weights_sha256: str | None
     tokenizer_sha256: str
 
     def is_that_of(self, identity: Identity) -> bool:
-        """Say whether a dataset of `identity` was, or is to be, made with this model."""
+        """Return whether `identity` is of a dataset made with this model."""
         return all(getattr(self, name) == getattr(identity, name) for name in ModelContent.__slots__)
 
 
 def locate_model(model: str, revision: str | None, settings: Settings) -> ModelFolder:
     """Find a local model, or fetch the small files of a Hub model (never weights).
 
-    Raises UnknownModel naming `model` or `revision`; HubUnavailable where the Hub does not answer.
+    Raises UnknownModel naming `model` or `revision`; HubUnavailable if the Hub does not answer.
     """
     if is_local_model(model):
         return local_model(model, revision, settings.model_roots)
@@ -101,7 +103,7 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
 
 @_read()
 def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> ModelFolder:
-    """Return a local model's folder, which lies below one of `roots` and is whole.
+    """Return a local model's folder, which must be below one of `roots` and complete.
 
     Raises UnknownModel naming `model` or `revision`.
     """
@@ -114,7 +116,7 @@ def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> Mo
         raise _unknown(f"{model!r} is not inside a folder that models may be loaded from", cure)
     if not (folder / "config.json").is_file():
         raise _unknown(f"{model!r} holds no config.json", "give the folder that config.json is in")
-    # The Hub's cache links a snapshot's files to blobs beside it, in the repository's own folder.
+    # The Hub's cache symlinks a snapshot's files to blobs in the same repository's folder.
     cached = folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--")
     root = folder.parents[1] if cached else folder
     small = _matching(folder, (*CONFIG_FILES, *TOKENIZER_FILES))
@@ -128,7 +130,7 @@ def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> Mo
             detail = f"{path.relative_to(folder)} in {model!r} is a link that leaves the model's folder"
             raise _unknown(detail, "copy the file there; only weights may be links")
         if path.suffix == ".safetensors":
-            _safetensors_header(path)  # a copy that broke off is named before anything is planned
+            _safetensors_header(path)  # reports an interrupted copy before anything is planned
     return ModelFolder(folder)
 
 
@@ -169,10 +171,10 @@ def download(
     *,
     small: bool = False,
 ) -> Path:
-    """Return the Hub's snapshot of a model, with the files that match.
+    """Return a snapshot of a Hub model with the matching files.
 
-    Raises UnknownModel (`field`) where the Hub has or gives no such model, or the files are not as `small` as
-    those beside the weights may be; HubUnavailable, DiskFull.
+    Raises UnknownModel (`field`) if the Hub has no such model or denies access, or, with `small`, if the
+    files exceed the limits; HubUnavailable, DiskFull.
     """
     from huggingface_hub import snapshot_download
 
@@ -193,9 +195,9 @@ def download(
 
 
 def _model_info(model: str, revision: str | None, settings: Settings) -> "ModelInfo | None":
-    """Ask the Hub for a model's files; none where it does not answer, since the cache may do.
+    """Ask the Hub for a model's files; return None if it does not answer, since the cache may suffice.
 
-    Without a token it must answer: a snapshot in the cache would be given to anybody.
+    Without a token it must answer: otherwise anybody could use a cached snapshot.
     """
     import httpx2
     from huggingface_hub import HfApi
@@ -213,7 +215,7 @@ def _model_info(model: str, revision: str | None, settings: Settings) -> "ModelI
 
 @_read()
 def weight_bytes(model: str, settings: Settings) -> int:
-    """Return the bytes of the safetensors files that an engine loads: those of the index, if there is one.
+    """Return the size of the safetensors files that an engine loads: those in the index, if there is one.
 
     Fetches a Hub model's small files, never weights. Raises UnknownModel, HubUnavailable.
     """
@@ -240,7 +242,7 @@ def weight_bytes(model: str, settings: Settings) -> int:
 
 
 def files_digest(folder: Path, patterns: Iterable[str]) -> str:
-    """Return the sha256 over names and whole contents of the files of `folder` that match, in name order."""
+    """Return the sha256 over names and contents of the matching files of `folder`, in name order."""
     digest = hashlib.sha256()
     for path in _matching(folder, patterns):
         _add(digest, path.relative_to(folder).as_posix(), sha256_of(path)[0])
@@ -249,7 +251,7 @@ def files_digest(folder: Path, patterns: Iterable[str]) -> str:
 
 @_read()
 def content_of(located: ModelFolder, watch: Callable[[], None] = lambda: None) -> ModelContent:
-    """Return what a model is. Reads all weights of a local one, and calls `watch` between the blocks.
+    """Return the digests of a model. Reads all weights of a local model, calling `watch` between blocks.
 
     Raises UnknownModel, and what `watch` raises.
     """
@@ -261,11 +263,11 @@ def content_of(located: ModelFolder, watch: Callable[[], None] = lambda: None) -
 
 
 def local_revision(folder: Path, watch: Callable[[], None] = lambda: None) -> str:
-    """Return the revision of a local model: a sha256. Calls `watch` between files of weights.
+    """Return the revision of a local model: a sha256. Calls `watch` between weight files.
 
-    It does not move with copying, touching or renaming the folder. It covers the whole content of config,
-    weight index, tokenizer and template files; of each weight file its name, its length and, for
-    safetensors, its header (names, types, shapes and offsets of the tensors). The values are those of
+    Copying, touching or renaming the folder does not change it. It covers the whole content of config, weight
+    index, tokenizer and template files and, for each weight file, its name, its length and, for safetensors,
+    its header (names, dtypes, shapes and offsets of the tensors). The weights' values are covered by
     `weights_digest`. Raises UnknownModel.
     """
     digest = hashlib.sha256()
@@ -279,7 +281,7 @@ def local_revision(folder: Path, watch: Callable[[], None] = lambda: None) -> st
 
 
 def weights_digest(folder: Path, watch: Callable[[], None] = lambda: None) -> str:
-    """Return a sha256 over the names and the xxh3_128 of all weight files: as fast as the disk reads them.
+    """Return a sha256 over the names and the xxh3_128 of all weight files, computed at disk speed.
 
     Calls `watch` between blocks.
     """
@@ -311,5 +313,5 @@ def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _add(digest: "hashlib._Hash", *parts: str) -> None:
-    """Feed each part with its length, so that no two lists of parts read alike."""
+    """Add the parts as JSON, so that different lists of parts never give the same bytes."""
     digest.update(json.dumps(parts).encode())

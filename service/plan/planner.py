@@ -1,4 +1,4 @@
-"""The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
+"""The body of the planning loop: one job from its lease to a finished plan; units run meanwhile."""
 
 import json
 import time
@@ -42,9 +42,9 @@ from service.work.keeper import Keeper, Kept
 from service.work.runner import run_next
 
 GIVE_WAY_S = 1.0
-"""How often a plan looks for a job of a higher priority that waits to be planned."""
+"""How often a planner checks for a waiting job of higher priority."""
 MAX_WAITING = 3
-"""Plans that wait for others in one thread; each keeps its child."""
+"""Maximum plans in one thread that wait for others; each keeps its child."""
 
 
 def run_planning(
@@ -55,11 +55,10 @@ def run_planning(
     keeper: Keeper,
     waiting: tuple[str, ...] = (),
 ) -> bool:
-    """Plan the oldest job of the highest priority; return whether there was one.
+    """Plan one pass of the oldest job of the highest priority; return whether there was one.
 
-    While it is planned, one of a higher priority is planned to its end if it comes. `waiting` are the jobs
-    whose plans wait for this one meanwhile, with their leases and children, the last with the highest
-    priority.
+    If a job of higher priority arrives meanwhile, that one is planned first. `waiting` are the jobs whose
+    plans wait for this one, with their leases and children; the last has the highest priority.
     """
     FORK_SERVER.warm()
 
@@ -82,11 +81,11 @@ def run_planning(
 
 
 def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:
-    """Plan a pass over a job's source to its end.
+    """Plan one whole pass over a job's source.
 
-    A plan made again writes the same bytes, so units that exist already stay as they are. What the Hub's
-    branches name may move while a plan is made: where the identity is fixed, model and dataset are read at
-    its commits. Raises any QuarryError, and what `watch` raises, which is called several times a second.
+    Planning again gives the same bytes, so existing units stay as they are. Branches on the Hub may move
+    during planning: once the identity is fixed, model and dataset are read at its commits. Raises any
+    QuarryError, and what `watch`, which is called several times a second, raises.
     """
     settings = settings.narrowed(lease.grants)
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
@@ -126,16 +125,17 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
 
 
 def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: Identity) -> Path | None:
-    """Return a file of what earlier runs of the job's schedule captured; none where it takes all samples.
+    """Return a file with the hashes that earlier runs of the job's schedule captured, or None if the job
+    takes all samples.
 
-    It is made once, so that a plan made again leaves out the same. Raises SourceRefused if the schedule is
+    It is written once, so that planning again skips the same samples. Raises SourceRefused if the schedule is
     gone, RecipeChanged, DiskFull, WriteFailed.
     """
     path = settings.work_root.resolve() / known_hashes_path(lease.job_id)
     if path.exists():
         return path
     if lease.schedule is None:
-        if lease.spool is not None:  # all that was posted is taken, and that may be nothing
+        if lease.spool is not None:  # takes everything that was posted, which may be nothing
             write_hashes(path, (), str(lease.epoch))
         return None if lease.spool is None else path
     recipe = identity.recipe_sha256()
@@ -158,9 +158,9 @@ def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: 
 def _opened(
     lease: PlanLease, request: ExtractRequest, store: Store, settings: Settings, watch: Callable[[], None]
 ) -> tuple[RowSource, Path | None]:
-    """Open a job's source, and once the job has an identity, as it was then: it may have grown.
+    """Open a job's source; if the job has an identity, as it was then, since it may have grown.
 
-    The path is that of the file that fixes what the source is; null where it is there.
+    The path is where to write the file that fixes the source's content; None if that is done already.
 
     Raises SourceRefused, HubUnavailable, DiskFull, WriteFailed.
     """
@@ -191,7 +191,7 @@ def _read_frozen(path: Path) -> object:
 
 
 def _take_posted(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:
-    """Take what waits for the job.
+    """Take the posted samples that wait for the job.
 
     Raises SourceRefused if its schedule is gone, LeaseLost, DiskFull, WriteFailed.
     """
@@ -200,7 +200,7 @@ def _take_posted(lease: PlanLease, store: Store, settings: Settings, watch: Call
         raise SourceRefused(detail, field="source.kind", cure="post them to another schedule")
     taken = settings.work_root / posted_path(lease.job_id)
     with writing("the posted samples"):
-        # Before the lease is looked at: a deletion that comes later removes it, and then nothing moves.
+        # Before the lease is checked: a later deletion removes the folder, and then nothing is moved.
         make_folder(taken)
     try:
         earlier = store.write(spools.leaving, lease)
@@ -218,7 +218,7 @@ def identity_of(
     model: ModelContent,
     opening: Opening,
 ) -> Identity:
-    """Return what the dataset of `request` is."""
+    """Return the identity of the dataset of `request`."""
     return Identity(
         model=target.model,
         revision=model.revision,
@@ -246,11 +246,11 @@ def identity_of(
 
 
 def resolve_capture(generate: Generate | None) -> CapturePasses | None:
-    """Return how answers are captured; null where nothing is generated.
+    """Return how answers are captured; None if nothing is generated.
 
-    `auto` is one pass: the engine is run without asynchronous scheduling for such jobs, and then it is right.
-    A stop string, which aborts the request from outside the engine, takes a second prefill, and so does an
-    answer that may not be stored as it was sampled.
+    `auto` means one pass, which is correct because the engine runs without asynchronous scheduling for such
+    jobs. A second prefill is needed with stop strings, which abort the request from outside the engine, and
+    for answers that may not be stored as sampled.
     """
     if generate is None:
         return None
@@ -260,9 +260,9 @@ def resolve_capture(generate: Generate | None) -> CapturePasses | None:
 
 
 def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> UnitBounds:
-    """Return the size of this job's units: one shard each, or the most samples that a unit may have.
+    """Return the bounds of this job's units: one shard each, and a maximum number of samples.
 
-    Where what is stored depends on the states themselves, they count as they were captured.
+    If the stored size depends on the states' values, their captured size is used.
     """
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     return UnitBounds(

@@ -1,7 +1,7 @@
-"""Samples that were posted to a schedule: they wait in its spool until a job takes them by renaming.
+"""Samples posted to a schedule: they wait in its spool until a job takes them by renaming the files.
 
-The spool goes by the schedule's number, which no database gives again. A file is in one place: a spool, or
-the work folder of the job that took it. All of them are below the data folder, on one filesystem.
+A spool is named after the schedule's number, which no database assigns again. A file is in one place: a
+spool, or the work folder of the job that took it. All of these are below the data folder, on one file system.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ SUFFIX = ".jsonl"
 
 
 def keep(settings: Settings, spool: int, lines: bytes) -> None:
-    """Keep samples durably, a line of JSON each; the same ones again are the same file.
+    """Store samples durably, as one line of JSON each; posting the same lines again gives the same file.
 
     Raises DiskFull, WriteFailed.
     """
@@ -35,7 +35,7 @@ def waiting_bytes(spool: Path) -> int:
     """Return the bytes of the samples that wait in a spool."""
     waiting = 0
     for file in spool.glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # a plan has just taken it
+        with suppress(FileNotFoundError):  # a planner has just taken it
             waiting += file.stat().st_size
     return waiting
 
@@ -43,11 +43,12 @@ def waiting_bytes(spool: Path) -> int:
 def take(
     settings: Settings, spool: int, job_id: str, earlier: Mapping[str, bool], check: Callable[[], None]
 ) -> None:
-    """Take what waits for a job, and what the runs of `earlier` left; a planner that died is gone on from.
+    """Take what waits for a job, and what the runs in `earlier` left; continues where a dead planner
+    stopped.
 
-    A run that has written something, as the mapping says, keeps its files, and the job gets copies: if that
-    run is deleted, what it wrote has to come again. `check` is called before each file. Raises what it
-    raises, DiskFull, WriteFailed, also where the job's folder for them is not there.
+    A run that has written something (the mapping's value) keeps its files, and the job gets copies: if that
+    run is deleted, its samples must be captured again. `check` is called before each file. Raises what
+    `check` raises, DiskFull, and WriteFailed, also if the job's folder for the files does not exist.
     """
     taken = settings.work_root / posted_path(job_id)
     with writing("the posted samples"):
@@ -66,7 +67,7 @@ def take(
 
 
 def give_back(store: Store, settings: Settings, job_id: str) -> None:
-    """Give back to the spool what an ended job took and no dataset holds: before its folder is removed.
+    """Return to the spool what an ended job took but no dataset holds, before the job's folder is removed.
 
     Raises OSError.
     """
@@ -80,7 +81,7 @@ def give_back(store: Store, settings: Settings, job_id: str) -> None:
     for path, is_written in ((posted_path, left.is_whole), (passed_on_path, left.is_completed)):
         folder = settings.work_root / path(job_id)
         for file in _files(folder):
-            # A planner that had lost its lease may have taken more than the plan was made of.
+            # A planner that had lost its lease may have taken files that are not in the plan.
             if is_written and (path is passed_on_path or file.name in planned):
                 file.unlink(missing_ok=True)
             else:
@@ -88,12 +89,12 @@ def give_back(store: Store, settings: Settings, job_id: str) -> None:
         for copy in folder.glob("*.tmp"):
             copy.unlink(missing_ok=True)
         with suppress(FileNotFoundError):
-            folder.rmdir()  # refused if that planner takes one now
+            folder.rmdir()  # fails if that planner takes a file now
     fsync(spool)
 
 
 def remove_gone(store: Store, settings: Settings) -> None:
-    """Remove the spools of schedules that were deleted, and no other database's. Raises WriteFailed."""
+    """Remove the spools of this database's deleted schedules. Raises WriteFailed."""
     spooled = {folder.name for folder in settings.spool_root.glob("*")}
     for number in store.read(spools.deleted):
         if str(number) in spooled:
@@ -102,8 +103,10 @@ def remove_gone(store: Store, settings: Settings) -> None:
 
 
 def _pass_on(file: Path, taken: Path, kept: Path) -> None:
-    """Copy a file to `taken`, then move it to `kept`; after a sweep or a deletion it is in the spool."""
-    # Not made again where the job was deleted: what came into its folder then would be lost.
+    """Copy a file to `taken`, then move it to `kept`; after a sweep or a deletion the file is in the
+    spool.
+    """
+    # The folder `taken` is not created if the job was deleted: files moved into it would be lost.
     temporary = taken / f"{file.name}.{secrets.token_hex(4)}.tmp"
     with suppress(FileNotFoundError):
         shutil.copyfile(file, temporary)
@@ -118,6 +121,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _move(file: Path, folder: Path) -> None:
-    """Move a file unless another process has moved it, or has removed the folder with its job."""
+    """Move a file, unless another process has already moved it or has removed the folder with its job."""
     with suppress(FileNotFoundError):
         file.replace(folder / file.name)

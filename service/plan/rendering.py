@@ -1,4 +1,4 @@
-"""Messages -> what a chat template makes of them, the same on every day. Runs in the planning child."""
+"""Renders messages with a chat template, deterministically. Runs in the planning child."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from typing import Any
 import jinja2
 from jinja2 import meta, nodes
 
-# Private, and what vLLM's renderer builds on: a template must mean here what it means when served.
+# Private, but vLLM's renderer builds on it: a template must render here as it does in serving.
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from service.errors import TemplateRefused
 from service.plan.sources.rows import RejectedError, RejectReason
 
 MAX_RENDER_CHARS = 2**24
-"""Longest rendering of one sample."""
+"""Maximum length of one rendering."""
 
 PLAN_DATE = datetime(2024, 7, 26)
-"""What `strftime_now` says in a template: a plan made again on another day must have the same bytes.
+"""The date that `strftime_now` sees in a template: planning again on another day must give the same bytes.
 
-It is the day that Llama's own templates fall back to.
+It is the date that Llama's own templates fall back to.
 """
 
 FIELD = "chat_template"
@@ -38,14 +38,14 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 class RenderFailed(RejectedError):
-    """The template raised on these messages; the detail says what."""
+    """The template failed on these messages; the detail has its error."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(RejectReason.TEMPLATE_FAILED, detail)
 
 
 class RenderTooLong(RejectedError):
-    """A rendering passed `MAX_RENDER_CHARS`, or those of one conversation passed their sum."""
+    """A rendering exceeded `MAX_RENDER_CHARS`, or all renderings of one conversation exceeded their limit."""
 
     def __init__(self, detail: str = "the rendered conversation is too long") -> None:
         super().__init__(RejectReason.RENDER_TOO_LONG, detail)
@@ -53,7 +53,7 @@ class RenderTooLong(RejectedError):
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation; `generated` are its characters `[start, end)` inside `{% generation %}`."""
+    """A rendered conversation; `generated` are its spans `[start, end)` inside `{% generation %}`."""
 
     text: str
     generated: tuple[tuple[int, int], ...]
@@ -63,8 +63,8 @@ class ChatTemplate:
     """One compiled template with the tokenizer's special tokens as variables. Runs in jinja's sandbox.
 
     `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks.
-    `options` are further variables, which it must read. It may compute without end: only a child process
-    compiles or renders one. Raises TemplateRefused where it is not a template, or marks generation where
+    `options` are further variables, all of which it must read. It may run forever, so only a child process
+    compiles or renders it. Raises TemplateRefused if it is not a template, or has generation blocks whose
     positions cannot be known.
     """
 
@@ -78,9 +78,9 @@ class ChatTemplate:
         options = options or {}
         self._variables = {**special_tokens, "strftime_now": PLAN_DATE.strftime, **options}
         try:
-            # Past the cache, since this environment is changed.
+            # Bypass the cache, since this environment is modified.
             self._environment = _compile_jinja_template.__wrapped__("").environment
-            # What draws at random: a plan made again must have the same bytes.
+            # Remove randomness: planning again must give the same bytes.
             self._environment.globals.pop("lipsum", None)
             self._environment.filters.pop("random", None)
             tree = self._environment.parse(source)
@@ -88,7 +88,8 @@ class ChatTemplate:
             unread = options.keys() - meta.find_undeclared_variables(tree)
             self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
-            # Nested too deep for the parser or for Python, or a number of more digits than Python reads.
+            # The other errors: nesting too deep for the parser or for Python, or a number with too many
+            # digits.
             detail = f"the chat template does not compile: {error}"
             raise TemplateRefused(detail, field=FIELD, cure="mend the template's syntax") from error
         if unread:
@@ -97,7 +98,7 @@ class ChatTemplate:
             raise TemplateRefused(detail, field=f"{FIELD}_kwargs.{min(unread)}", cure=cure)
 
     def render(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> Rendering:
-        """Render. Raises RenderFailed, RenderTooLong."""
+        """Render messages. Raises RenderFailed, RenderTooLong."""
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
         num_chars = 0
@@ -122,7 +123,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages and their template. What renders them raises RenderFailed, RenderTooLong."""
+    """Messages and their template. Rendering raises RenderFailed, RenderTooLong."""
 
     template: ChatTemplate
     messages: Messages
@@ -130,19 +131,19 @@ class Conversation:
 
     @cached_property
     def rendering(self) -> Rendering:
-        """Render them as a conversation that has ended."""
+        """The messages rendered as a finished conversation."""
         return self.template.render(self.messages, self.tools, add_generation_prompt=False)
 
     def prompt(self) -> str:
-        """Render them as the prompt of the turn that follows."""
+        """Render the messages as the prompt of the next turn."""
         return self.template.render(self.messages, self.tools, add_generation_prompt=True).text
 
 
 def _marks_generation(tree: nodes.Template) -> bool:
-    """Say whether the template has `{% generation %}`.
+    """Return whether the template has `{% generation %}`.
 
-    Raises TemplateRefused where such a block is inside a macro, a `set`, a `filter` or a `call` block: these
-    write to a buffer of their own, so the spans that transformers reports would be shifted.
+    Raises TemplateRefused if such a block is inside a macro or a `set`, `filter` or `call` block: these write
+    to separate buffers, so the spans that transformers reports would be shifted.
     """
 
     def blocks(root: nodes.Node) -> list[nodes.CallBlock]:

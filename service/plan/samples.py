@@ -1,4 +1,4 @@
-"""A sample -> token ids and loss mask by the target's tokenizer and chat template, or a named reject."""
+"""Turns a sample into token ids and loss mask with the target's tokenizer and chat template, or a reject."""
 
 import hashlib
 import json
@@ -36,12 +36,12 @@ from service.plan.units import Tokenized
 
 
 class SampleTokenizer:
-    """Tokenizes the samples of one job, in the planning child; `on_step` is called as it goes on.
+    """Tokenizes the samples of one job, in the planning child; `on_step` is called at each step.
 
-    `texts` tokenizes what a template made. `most_tokens` is the longest row: the request's `max_tokens`, what
-    the engine takes as a prompt, and what a row can hold; `limit_tokens` the longest sample, which in a
-    `generate` job leaves room for an answer.
-    Raises UnknownModel (no usable tokenizer), TemplateRefused, OptionRefused.
+    `texts` tokenizes rendered text. `most_tokens` is the longest row: the minimum of the request's
+    `max_tokens`, the engine's longest prompt, and what a row can hold. `limit_tokens` is the longest sample,
+    which in a `generate` job leaves room for an answer. Raises UnknownModel (no usable tokenizer),
+    TemplateRefused, OptionRefused.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class SampleTokenizer:
             self._compiled(request.chat_template, request.chat_template_kwargs)
 
     def rows(self, sample: Sample, source_id: str) -> Sequence[Tokenized | RowReject]:
-        """Return what a sample becomes: one row, or one for each turn that is answered in a row of its own.
+        """Return the rows of a sample: one, or one per turn if each turn is answered in a row of its own.
 
-        Each has at least one token; in a `generate` job a row is a prompt, unsupervised. A longer one than
-        `limit_tokens` is cut at the end or rejected as the request says; a prompt is never cut, because it
-        would lose the header of the answer. Raises TemplateRefused where the template itself is at fault.
+        Each has at least one token; in a `generate` job a row is an unsupervised prompt. A row longer than
+        `limit_tokens` is truncated at the end or rejected, as the request says; a prompt is never truncated,
+        because it would lose the header of the answer. Raises TemplateRefused if the template itself is at
+        fault.
         """
         try:
             return self._rows(sample, source_id)
@@ -114,12 +115,14 @@ class SampleTokenizer:
         return self.chat(messages, list(sample.tools or self._request.tools) or None, entry)
 
     def chat(self, messages: Messages, tools: Tools, entry: MixEntry | None) -> Conversation:
-        """Return messages with their template, and its options for a `mix` entry. Raises TemplateRefused."""
+        """Return messages with their template, compiled with the options of a `mix` entry. Raises
+        TemplateRefused.
+        """
         template = self._template(self.options(entry), with_tools=tools is not None)
         return Conversation(template, messages, tools)
 
     def options(self, entry: MixEntry | None) -> Mapping[str, Any]:
-        """Return what the template is given beside messages and tools, for a `mix` entry."""
+        """Return the template's variables besides messages and tools, for a `mix` entry."""
         return self._request.chat_template_kwargs | (entry.chat_template_kwargs if entry else {})
 
     def supervised(
@@ -130,10 +133,11 @@ class SampleTokenizer:
         last_only: bool,
         ends: Sequence[int | None] | None = None,
     ) -> Tokenized:
-        """Return a conversation as it is rendered, with its assistant's turns or the last one supervised.
+        """Return the tokens of a rendered conversation with its assistant turns, or only the last one,
+        supervised.
 
-        Where the target answered them, `ends` are the tokens by which it ended them, or null: another mark
-        behind an answer is not supervised.
+        If the target answered them, `ends` are the tokens with which it ended its answers, or None: a
+        different mark after an answer is not supervised.
 
         Raises RejectedError, TemplateRefused, UnicodeEncodeError.
         """
@@ -161,14 +165,16 @@ class SampleTokenizer:
         return Tokenized(encoding.ids.astype(np.int32), mask)
 
     def check_vocabulary(self, ids: npt.NDArray[Any]) -> None:
-        """Raise RejectedError where the model has no such token."""
+        """Raise RejectedError if an id is not in the model's vocabulary."""
         outside = ids[ids >= self._target.vocab_size]
         if len(outside):
             detail = f"token id {outside[0]} is not below the model's vocabulary of {self._target.vocab_size}"
             raise RejectedError(RejectReason.ID_OUTSIDE_VOCABULARY, detail)
 
     def _marked_spans(self, chat: Conversation, last_turn: int, *, last_only: bool) -> Sequence[Span]:
-        """Return the `{% generation %}` spans; for the last turn those that the turns before do not have."""
+        """Return the `{% generation %}` spans; with `last_only`, those that the turns before the last do not
+        have.
+        """
         spans = chat.rendering.generated
         before = chat.messages[:last_turn]
         if not last_only or not any(message["role"] == "assistant" for message in before):
@@ -177,7 +183,7 @@ class SampleTokenizer:
         return spans[len(earlier.rendering.generated) :]
 
     def _found_spans(self, chat: Conversation, turns: Sequence[int], encoding: Encoding) -> list[Span]:
-        """Return the spans of `turns` by render boundaries, as far as the sample is kept."""
+        """Return the spans of `turns` found by rendering, as far as the sample is not truncated."""
         text = chat.rendering.text
         finder = TurnFinder(chat, self.texts.marks, self._trailer(chat.template))
         kept_chars = int(encoding.ends[: self.most_tokens].max(initial=0))
@@ -190,7 +196,9 @@ class SampleTokenizer:
         return spans
 
     def _checked(self, whole: Tokenized, entry: MixEntry | None) -> Tokenized:
-        """Apply what holds of every sample: not empty, ids in range, not too long, something supervised."""
+        """Apply the checks common to all samples: not empty, ids in range, not too long, enough
+        supervised.
+        """
         ids, mask, limit_tokens = whole.ids, whole.mask, self.limit_tokens
         if len(ids) == 0:
             raise RejectedError(RejectReason.EMPTY, "the sample has no tokens")
@@ -239,7 +247,7 @@ class SampleTokenizer:
         return TemplateRefused(f"the chat template {name} {fault}", field=FIELD, cure=cure)
 
     def _trailer(self, template: ChatTemplate) -> str:
-        """Refuse by name, at the first conversation, a template whose turns cannot be found; see `probe`."""
+        """Return the template's trailer; refuse a template whose turns cannot be found; see `probe`."""
         if template not in self._trailers:
             try:
                 self._trailers[template] = probe(template, self.texts.marks)
@@ -258,9 +266,11 @@ def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:
 
 
 def _said(text: str, encoding: Encoding, span: Span, answer: Mapping[str, Any], end: int | None) -> slice:
-    """Return the tokens of a span that the target said: its answer, and the mark by which it ended it.
+    """Return the tokens of a span that the target generated: its answer, and the mark with which it
+    ended it.
 
-    What a template adds is neither. Of an answer whose text is not there as it was, it is the whole span.
+    What the template adds is excluded. If the answer's text is not in the span literally, return the whole
+    span.
     """
     inside, content = encoding.tokens(*span), answer["content"]
     content = content if content in text[slice(*span)] else content.strip()
@@ -274,7 +284,7 @@ def _said(text: str, encoding: Encoding, span: Span, answer: Mapping[str, Any], 
 
 
 def _answer_room(request: ExtractRequest, limit: int) -> int:
-    """Return the tokens of a row that are kept for an answer. Raises OptionRefused if they are all."""
+    """Return the tokens of a row that are reserved for an answer. Raises OptionRefused if no room is left."""
     answer = request.generate.longest_answer if request.generate is not None else 0
     if limit <= answer:
         detail = f"an answer of {answer} tokens leaves no room for a prompt within {limit}"
@@ -284,7 +294,7 @@ def _answer_room(request: ExtractRequest, limit: int) -> int:
 
 
 def _template_digest(template: str | Mapping[str, str] | None) -> str | None:
-    """Return the sha256 of the template's text, or of all named templates' where a tokenizer has several."""
+    """Return the sha256 of the template's text, or of all named templates if a tokenizer has several."""
     if template is None:
         return None
     text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
@@ -292,7 +302,9 @@ def _template_digest(template: str | Mapping[str, str] | None) -> str | None:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """Return what a template sees, as when served: always `content`, and call arguments as an object."""
+    """Return the message as a template sees it in serving: `content` is always set, call arguments are an
+    object.
+    """
     seen = {"content": "", **message.for_template()}
     if message.reasoning_content:
         seen |= dict.fromkeys(THOUGHTS, message.reasoning_content)

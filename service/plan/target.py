@@ -1,4 +1,4 @@
-"""The target: what a request's model is, where its files are, which of its layers are captured."""
+"""The target: a request's model, the place of its files, and its layers to capture."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ WEIGHT_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
 class Target(ModelConfig):
     """A model that exists and whose layers were checked.
 
-    `model` is how the dataset names it. `located` holds config and tokenizer files: the model's own folder,
-    or a Hub snapshot without weights. `layer_ids` are vLLM's, ascending, unique. A prompt is at most
+    `model` is its name in the dataset. `located` has config and tokenizer files: the model's own folder, or a
+    Hub snapshot without weights. `layer_ids` are vLLM's, ascending and unique. A prompt has at most
     `max_model_len - 1` tokens.
     """
 
@@ -31,12 +31,12 @@ class Target(ModelConfig):
 
     @property
     def folder(self) -> Path:
-        """Where config and tokenizer files are."""
+        """The folder with config and tokenizer files."""
         return self.located.folder
 
 
 def fetch_target(request: ExtractRequest, settings: Settings) -> ModelFolder | None:
-    """Fetch the small files of a model on the Hub; nothing is looked at of a local one, which is null.
+    """Fetch the small files of a model on the Hub; return None for a local model, which is not read.
 
     Raises UnknownModel (`model`, `revision`), HubUnavailable.
     """
@@ -51,7 +51,7 @@ def target_of(request: ExtractRequest, located: ModelFolder, config: ModelConfig
 
 
 def check_planned(model: str, content: ModelContent, identity: Identity) -> None:
-    """Return if `model` is what a job was planned for. Raises IdentityChanged (`model`)."""
+    """Raise IdentityChanged (`model`) if `model` is not what a job was planned for."""
     if not content.is_that_of(identity):
         cure = "put the model back as it was, or start a new job"
         detail = f"{model} was changed since the job was planned"
@@ -59,11 +59,11 @@ def check_planned(model: str, content: ModelContent, identity: Identity) -> None
 
 
 def planned_target(identity: Identity, model: str, settings: Settings) -> Target:
-    """Return the target that a job of `model` was planned for, however its branch moved since.
+    """Return the target that a job of `model` was planned for, even if its branch has moved since.
 
-    A model on the Hub is read at the planned commit; of a local one all weights are read.
+    A model on the Hub is read at the planned commit; all weights of a local model are read.
 
-    Raises IdentityChanged (`model`) for a local one that is not the same any more, UnknownModel (`model`),
+    Raises IdentityChanged (`model`) for a local model that has changed, UnknownModel (`model`),
     HubUnavailable.
     """
     local = is_local_model(model)
@@ -74,13 +74,13 @@ def planned_target(identity: Identity, model: str, settings: Settings) -> Target
 
 
 def fetch_weights(target: Target, settings: Settings) -> Path:
-    """Return the folder that holds config, tokenizer and safetensors: engine, head and reference read it.
+    """Return the folder with config, tokenizer and safetensors that engine, head and reference read.
 
-    Downloads what is missing of a Hub model.
+    Downloads the missing files of a Hub model.
 
     Raises:
-        UnknownModel: the Hub has or gives no such files, or there are no safetensors; names the cure.
-        HubUnavailable: the Hub did not answer, or the download broke off.
+        UnknownModel: the Hub has no such files or denies access, or there are no safetensors.
+        HubUnavailable: the Hub did not answer, or the download was interrupted.
         DiskFull: there is no room for the weights.
     """
     folder, commit = target.folder, target.located.commit

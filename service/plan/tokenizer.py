@@ -1,4 +1,4 @@
-"""Text -> token ids and the characters each token stands for, by the target's own tokenizer."""
+"""Turns text into token ids and their character spans, with the target's own tokenizer."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ from service.report.sample_text import UNLOADABLE
 class Encoding:
     """One tokenization of one text.
 
-    `ids` is int64 `[T]`; token `t` stands for characters `[starts[t], ends[t])`. `starts` and `ends` are
-    int64 `[T]` and never fall, or empty where they were not asked for.
+    `ids` is int64 `[T]`; token `t` covers the characters `[starts[t], ends[t])`. `starts` and `ends` are
+    int64 `[T]` and non-decreasing, or empty if they were not requested.
     """
 
     ids: npt.NDArray[np.int64]
@@ -27,17 +27,17 @@ class Encoding:
     ends: npt.NDArray[np.int64]
 
     def tokens(self, start: int, end: int) -> slice:
-        """Return the tokens with a character in `[start, end)`; one without any belongs to its place."""
+        """Return the tokens with a character in `[start, end)`; an empty token counts by its position."""
         first = np.searchsorted(np.maximum(self.ends, self.starts + 1), start, side="right")
         return slice(int(first), int(np.searchsorted(self.starts, end, side="left")))
 
 
 class TextTokenizer:
-    """The tokenizer in `folder`, of a model called `model` in messages. Runs in the planning child.
+    """The tokenizer in `folder`; error messages call its model `model`. Runs in the planning child.
 
-    `marks` are the texts of its added tokens, with their ids. `special_tokens` is what templates know by
-    names such as `bos_token`. `chat_templates` is the model's own template, or its templates by name.
-    `of_library` is the tokenizer as transformers has it. Raises UnknownModel where there is none to load.
+    `marks` maps the texts of its added tokens to their ids. `special_tokens` maps names such as `bos_token`,
+    as templates use them, to texts. `chat_templates` is the model's own template, or its templates by name.
+    `of_library` is the transformers tokenizer. Raises UnknownModel if it cannot be loaded.
     """
 
     def __init__(self, folder: Path, model: str, on_step: Callable[[Step], None] = lambda _: None) -> None:
@@ -53,7 +53,7 @@ class TextTokenizer:
         self.chat_templates: str | Mapping[str, str] | None = self.of_library.chat_template
 
     def chat_template(self, override: str | None, *, with_tools: bool) -> str | None:
-        """Return the template's text for one conversation: the override, or the model's own if it has one."""
+        """Return the template's text for a conversation: the override, or the model's own, or None."""
         try:
             chosen: str = self.of_library.get_chat_template(override, tools=[{}] if with_tools else None)
         except ValueError:
@@ -63,8 +63,8 @@ class TextTokenizer:
     def encode(self, text: str, *, special: bool = False, offsets: bool = False) -> Encoding:
         """Tokenize `text` whole.
 
-        `special` adds what the tokenizer puts around plain text; a template writes its own. Raises
-        UnicodeEncodeError for lone surrogates; TemplateRefused where `offsets` cannot be had.
+        `special` adds the special tokens that the tokenizer puts around plain text; a template writes its
+        own. Raises UnicodeEncodeError for lone surrogates; TemplateRefused if `offsets` are not available.
         """
         text.encode()
         if offsets and not self.of_library.is_fast:
@@ -85,7 +85,7 @@ class TextTokenizer:
         return Encoding(np.asarray(encoded["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
 
     def ids(self, text: str) -> npt.NDArray[np.int64]:
-        """Return the token ids `[T]` of text that a template made. Raises UnicodeEncodeError."""
+        """Return the token ids `[T]` of rendered text. Raises UnicodeEncodeError."""
         return self.encode(text).ids
 
     def prompt_ids(self, text: str) -> npt.NDArray[np.int64]:
@@ -98,14 +98,16 @@ class TextTokenizer:
         return ids[1:] if is_doubled and not text.startswith(2 * self.of_library.bos_token) else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_marks: bool = True) -> str:
-        """Return the text of an answer, as a server gives it: without special tokens."""
+        """Return the text of an answer as a server would: without special tokens, unless `skip_marks` is
+        false.
+        """
         text: str = self.of_library.decode(token_ids, skip_special_tokens=skip_marks)
         return text
 
     def end_of_turn(self, text: str, encoding: Encoding, start: int, end: int) -> int:
-        """Return where the last mark in `text[start:end]` ends if only white space follows it, else `end`.
+        """Return the end of the last mark in `text[start:end]` if only white space follows it, else `end`.
 
-        Templates write a newline after the end-of-turn mark; no model has to produce it.
+        Templates write a newline after the end-of-turn mark, which a model need not produce.
         """
         inside = encoding.tokens(start, end)
         marked = np.flatnonzero(np.isin(encoding.ids[inside], self._mark_ids))
@@ -122,7 +124,7 @@ def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is no
 
         config = folder / "tokenizer_config.json"
         if config.is_file() and "fast_tokenizer_files" in json.loads(config.read_bytes()):
-            # They may lie anywhere, and are not in the identity.
+            # They may be anywhere, and are not covered by the identity.
             raise ValueError("'fast_tokenizer_files' in its tokenizer_config.json is not read")
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except UNLOADABLE as error:

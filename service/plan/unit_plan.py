@@ -1,4 +1,4 @@
-"""A unit's frozen samples as one Parquet file in memory: the same samples are the same bytes."""
+"""A unit's frozen samples as one Parquet file in memory: the same samples give the same bytes."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ from service.plan.units import PlannedSample
 
 
 def packed(samples: Sequence[PlannedSample]) -> bytes:
-    """Return the content of a plan, compressed by zstd: about 2 to 4 bytes a token.
+    """Return the content of a plan, compressed with zstd: about 2 to 4 bytes per token.
 
-    It is of the `plan_schema` of what the samples have, with their labels.
+    Its schema is the `plan_schema` for what the samples have, with their labels.
     """
     hashed, dialogues = bool(samples[0].content_hash), [s.dialogue for s in samples if s.dialogue is not None]
     labels = list(samples[0].labels)
@@ -38,9 +38,9 @@ def packed(samples: Sequence[PlannedSample]) -> bytes:
 
 
 def as_written(plan: pa.Table, rows: Iterable[LightRow]) -> bytes:
-    """Return the content of a plan whose rows are those that an attempt wrote, answers included.
+    """Return the content of a plan whose rows are those that an attempt wrote, including answers.
 
-    What it rejected is left out.
+    Rejected rows are left out.
     """
     places = {sample_id: place for place, sample_id in enumerate(plan["sample_id"].to_pylist())}
     in_order = sorted(rows, key=lambda row: places[row.sample_id])
@@ -57,7 +57,7 @@ def _content(table: pa.Table) -> bytes:
 
 
 def unpacked(content: bytes, sha256: str) -> pa.Table:
-    """Return a plan's samples. Raises WriteFailed if the content is not what was packed."""
+    """Return a plan's samples. Raises WriteFailed if the content does not have this sha256."""
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
         detail = f"the plan of a unit has sha256 {digest}, it was stored as {sha256}"

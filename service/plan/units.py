@@ -1,4 +1,4 @@
-"""Tokenized rows -> units of about one shard each. Pure; holds one unit."""
+"""Cuts tokenized rows into units of about one shard each. Pure functions; one unit is held in memory."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,18 +14,18 @@ from service.plan.sources.rows import RejectReason, RowReject
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.uint8]
 Labels = Mapping[str, str | None]
-"""A sample's values of the columns that a request names in `labels`."""
+"""A sample's values in the columns that a request names in `labels`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """How a prompt goes on that the target answers in several turns.
+    """The continuation of a prompt that the target answers in several turns.
 
-    `document` is JSON, of the source's messages and tools (`service.plan.dialogues`). `turn` is 0 where one
-    row holds all turns, with `segments`, int32 `[T]`, between one answer and the next; else the row is of
-    that turn alone, counted from 1, and its planned tokens are those that its prompt begins with for certain.
-    The row has about `most_tokens` at most: the text of an answer may become more tokens in a later prompt.
-    `why` says what stands against one row.
+    `document` is JSON with the source's messages and tools (`service.plan.dialogues`). `turn` is 0 if one row
+    holds all turns, with `segments`, int32 `[T]`, between answers. Otherwise the row is of that turn only,
+    counted from 1, and its planned tokens are the beginning of its prompt that is certain. The row has at
+    most about `most_tokens`, since the text of an answer may have more tokens in a later prompt. `why` says
+    why the conversation is not one row.
     """
 
     document: str
@@ -37,7 +37,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """`ids` int32 `[T]`, `mask` uint8 `[T]`, 1 where the token is supervised."""
+    """A tokenized row: `ids` int32 `[T]`; `mask` uint8 `[T]`, 1 where the token is supervised."""
 
     ids: Ids
     mask: Mask
@@ -46,7 +46,7 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What became of row `position` of the source; null where an earlier run has written it.
+    """The outcome of row `position` of the source; `result` is None if an earlier run has written it.
 
     `content_hash` is set in a schedule's job.
     """
@@ -71,19 +71,19 @@ class PlannedSample:
     labels: Labels = field(default_factory=dict)
     dialogue: Dialogue | None = None
     most_tokens: int = 0
-    """With its answers."""
+    """The maximum length including answers."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Return T."""
+        """The number of prompt tokens, T."""
         return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitDraft:
-    """A unit's samples in source order, and the rejects and the known rows since the unit before.
+    """A unit's samples in source order, and the rejects and known rows since the previous unit.
 
-    Only the very last draft may be without samples.
+    Only the last draft may have no samples.
     """
 
     samples: tuple[PlannedSample, ...]
@@ -92,23 +92,23 @@ class UnitDraft:
 
     @property
     def num_tokens(self) -> int:
-        """Return the prompt tokens of all samples."""
+        """The number of prompt tokens of all samples."""
         return sum(sample.prompt_tokens for sample in self.samples)
 
 
 TALK_UNITS = 8
-"""Units that one conversation may fill, if all of its answers are as long as they may be."""
+"""How many units' worth of bytes one conversation may take with answers of maximum length."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitBounds:
-    """When a unit is full, and which samples are in none.
+    """When a unit is full, and which samples are excluded.
 
-    A sample that alone passes `unit_bytes` has a unit to itself. The turns of one conversation, each a row,
-    are in one unit, which they may fill `TALK_UNITS` times; turns beyond that are in none.
+    A sample that alone exceeds `unit_bytes` has a unit to itself. If each turn of a conversation is a row,
+    they are all in one unit and may take `TALK_UNITS` times its size; turns beyond that are rejected.
 
-    `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may
-    grow by.
+    `bytes_per_token` is the size of one token's states; `answer_tokens` is the maximum by which each sample
+    may grow.
     """
 
     bytes_per_token: int
@@ -121,10 +121,10 @@ class UnitBounds:
 def plan_units(
     outcomes: Iterable[RowOutcome], bounds: UnitBounds, is_new: Callable[[bytes], bool]
 ) -> Iterator[UnitDraft]:
-    """Cut the rows into units in their order: equal rows give equal units.
+    """Cut the rows into units, in order: equal rows give equal units.
 
-    Each position ends in exactly one place, a unit or its rejects, or is counted as known; a sample whose
-    hash of 16 bytes was asked about before, which `is_new` then says, is a reject.
+    Each row ends in exactly one place, a unit or its rejects, or is counted as known. A sample is rejected as
+    a duplicate if `is_new` returns False for its 16-byte hash.
     """
     samples: list[PlannedSample] = []
     rejects: list[RejectView] = []
@@ -139,7 +139,7 @@ def plan_units(
         dialogue = row.result.dialogue
         most_tokens = dialogue.most_tokens if dialogue else len(row.result.ids) + bounds.answer_tokens
         num_bytes = most_tokens * bounds.bytes_per_token
-        goes_on = dialogue is not None and dialogue.turn > 1  # its answers are those of the rows before
+        goes_on = dialogue is not None and dialogue.turn > 1  # its answers include those of the rows before
         talk_bytes = talk_bytes + num_bytes if goes_on else num_bytes
         if goes_on and talk_bytes > TALK_UNITS * bounds.unit_bytes:
             detail = "it and the turns before it, each a row, are too large: raise 'storage.shard_bytes'"
@@ -175,9 +175,10 @@ def plan_units(
 
 
 def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
-    """Return a sample's id, 16 bytes: blake2b over its source id, int32 little-endian ids and uint8 mask.
+    """Return a sample's id: 16 bytes of blake2b over its source id, int32 little-endian ids and uint8
+    mask.
 
-    Where the target answers in several turns, the dialogue's document and segments follow.
+    If the target answers in several turns, the dialogue's document and segments follow.
     """
     digest = hashlib.blake2b(digest_size=16)
     dialogue = tokenized.dialogue
@@ -195,7 +196,7 @@ def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
 
 
 def turn_id(source_id: str, result: Tokenized | RowReject) -> str:
-    """Return the source id of a row, which names the turn where each turn is a row."""
+    """Return the source id of a row, which includes the turn if each turn is a row."""
     dialogue = result.dialogue if isinstance(result, Tokenized) else None
     return f"{source_id}#turn-{dialogue.turn}" if dialogue is not None and dialogue.turn else source_id
 

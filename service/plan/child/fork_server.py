@@ -1,8 +1,8 @@
-"""A process that has imported the tokenizer's library once, and forks a child for each plan and estimate.
+"""A process that imports the tokenizer library once and forks children that plan, estimate and check.
 
-The import takes seconds, a fork milliseconds. Between the server and each child is a keeper, which runs our
-code alone: it kills the child when its parent hangs up, and says how it ended. All of them end with the
-server, and the server with its owner.
+The import takes seconds, a fork milliseconds. Between the server and each child is a keeper, which runs only
+our code: it kills the child when the parent hangs up, and reports how it ended. All of them end with the
+server, and the server ends with its owner.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from service.logs import log_to_stderr
 from service.plan.child.task import PROGRESS
 
 IMPORTED = ("pyarrow.parquet", "transformers.models.auto.tokenization_auto", "service.plan.child.main")
-"""What every child needs."""
+"""Imports that every child needs."""
 KEPT_NAMES = frozenset({
     "PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME",
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
@@ -45,10 +45,12 @@ ADDED = {
     "TRANSFORMERS_VERBOSITY": "error",
     "USE_TORCH": "0",
 }
-"""One thread, and no allocator that reserves address space beyond what it uses: that is limited."""
+"""One thread, and no allocator that reserves more address space than it uses, since address space is
+limited.
+"""
 FORK = get_context("fork")
 MESSAGE_S = 60
-"""The rest of a message that has begun comes within this time."""
+"""Time within which the rest of a started message must arrive."""
 
 
 class ForkServer:
@@ -60,13 +62,13 @@ class ForkServer:
         self._control: socket.socket
 
     def start_child(self) -> tuple[Connection, Connection, mmap.mmap]:
-        """Start a child, which waits for its task. Raises OSError.
+        """Start a child, which then waits for its task. Raises OSError.
 
-        Returns the way to talk to it; the way over which its keeper says how it ended, which kills it when it
-        is closed; and the memory in which it notes its progress.
+        Returns the connection to the child; the connection on which its keeper reports how it ended, and
+        whose closing kills the child; and the shared memory for the child's progress.
         """
         ours, talk_theirs = socket.socketpair()
-        # A message that never comes whole must not hold the parent.
+        # An incomplete message must not block the parent.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_S, 0))
         talk = Connection(ours.detach())
         life, life_theirs = Pipe()
@@ -79,12 +81,12 @@ class ForkServer:
         return talk, life, progress
 
     def warm(self) -> None:
-        """Start the server now, so that the first child does not wait for its imports."""
+        """Start the server now, so that the first child need not wait for the imports."""
         with self._lock:
             self._start()
 
     def close(self) -> None:
-        """End the server, and so its children."""
+        """End the server and thus its children."""
         if self._process is not None:
             self._control.close()
             self._process.kill()
@@ -106,7 +108,7 @@ class ForkServer:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without its secrets, and of our settings only how to log."""
+    """Return this process's environment without secrets and without our settings, except the log format."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -116,12 +118,12 @@ def _environment() -> dict[str, str]:
 
 
 FORK_SERVER = ForkServer()
-"""That of this process."""
+"""This process's server."""
 atexit.register(FORK_SERVER.close)
 
 
 def serve(control: socket.socket) -> None:
-    """Fork a keeper for each message of the owner, until the owner ends. Must run in the only thread."""
+    """Fork a keeper for each message from the owner, until the owner ends. Must run in the only thread."""
     while True:
         message, files, _, _ = socket.recv_fds(control, 1, 3)
         if not message:
@@ -132,14 +134,14 @@ def serve(control: socket.socket) -> None:
 
 
 def _keep(control: socket.socket, server_pid: int, talk: int, life: int, memory: int) -> None:
-    """Fork a child; kill it if its parent hangs up; say with which status it ended."""
+    """Fork a child; kill it if the parent hangs up; report its exit status."""
     die_with_parent(server_pid)
     control.close()
     child = FORK.Process(target=_live, args=(os.getpid(), talk, life, memory))
     child.start()
     os.close(talk)
     parent = Connection(life)
-    wait([parent, child.sentinel])  # all that comes from the parent is its end
+    wait([parent, child.sentinel])  # the parent only ever hangs up
     child.kill()
     child.join()
     with suppress(BrokenPipeError):
@@ -156,12 +158,12 @@ def _live(keeper_pid: int, talk: int, life: int, memory: int) -> None:
 
 
 def main() -> None:
-    """Import, then serve the owner at the other end of the socket that the first argument numbers."""
+    """Import, then serve the owner over the socket whose file descriptor is the first argument."""
     log_to_stderr()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # The owner decides; a terminal's Ctrl-C reaches the whole group.
+    # The owner decides; Ctrl-C in a terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Tokenizers do not need it, and its import takes seconds and 300 MB.
+    # Tokenizers do not need torch, and importing it takes seconds and 300 MB.
     sys.modules["torch"] = None  # type: ignore[assignment]
     for name in IMPORTED:
         importlib.import_module(name)

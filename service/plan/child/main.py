@@ -1,7 +1,7 @@
-"""What runs in a child: one task and its answer, then the end of the process.
+"""Runs in a child: one task (or several checks) and its answer, then the process ends.
 
-A message to the parent is a line of JSON, a list whose first item is its kind, and then bytes. Only the task
-is pickled: a child trusts its parent, and its parent trusts nothing that a child says.
+A message to the parent is a line of JSON, a list whose first item is the message's kind, followed by bytes.
+Messages from the parent are pickled: a child trusts its parent, but the parent does not trust a child.
 """
 
 import json
@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 BATCH_S = 0.1
 MAX_ERROR_CHARS, MAX_DETAIL_CHARS = 500, 4000
-"""Of what is said of a bug, and of an error that may quote what a stranger wrote."""
+"""Maximum length of the text of a bug, and of an error, which may quote untrusted text."""
 LIBRARY_BYTES = 2**28
-"""Address space for libraries that a task still imports, and for stacks."""
+"""Address space for libraries that a task imports later, and for stacks."""
 
 
 def run(connection: Connection, progress: mmap.mmap) -> None:
-    """Do the task that `connection` brings, and say how it ended; after a check, do the next."""
+    """Do the task received on `connection` and report how it ended; after a check, do the next one."""
     task, limits = connection.recv()
     _limit_memory(limits)
     if isinstance(task, RowTask):
@@ -60,7 +60,7 @@ def run(connection: Connection, progress: mmap.mmap) -> None:
 
 
 def _answer(task: Task, parent: "_Parent") -> None:
-    """Do a task, and say how it ended."""
+    """Do a task and report how it ended."""
     try:
         _work(task, parent)
         parent.send("done")
@@ -70,7 +70,7 @@ def _answer(task: Task, parent: "_Parent") -> None:
     except MemoryError:
         parent.send("memory")
     except BaseException as error:
-        # A panic of the tokenizer's library is no Exception.
+        # A panic in the tokenizer library is not an Exception.
         logger.exception("a task to plan ends its process")
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
         parent.send("crash", isinstance(error, Exception), text)
@@ -78,9 +78,9 @@ def _answer(task: Task, parent: "_Parent") -> None:
 
 
 def _limit_memory(limits: Limits) -> None:
-    """Limit what the task may take beyond what the libraries take already.
+    """Limit the memory that the task may use in addition to what the libraries already use.
 
-    The hard limit stays, so that room for a file of hashes can be added.
+    The hard limit is kept, so that the limit can be raised for a file of hashes.
     """
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     address_space = pages * resource.getpagesize() + limits.memory_bytes + LIBRARY_BYTES
@@ -90,14 +90,14 @@ def _limit_memory(limits: Limits) -> None:
 
 
 def _mapped(path: Path) -> KnownHashes:
-    """Map a file of hashes; it takes nothing of the memory that the task may take."""
+    """Map a file of hashes, raising the memory limit by its size."""
     limit, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit + path.stat().st_size, most))
     return KnownHashes(path)
 
 
 class _Parent:
-    """The way to the parent, and what it must know of a child that the kernel ends."""
+    """The connection to the parent, and the progress that the parent needs if the kernel kills the child."""
 
     def __init__(self, connection: Connection, progress: mmap.mmap, row_cpu_s: float) -> None:
         self._connection = connection
@@ -107,36 +107,36 @@ class _Parent:
         self.begin_row(-1)
 
     def send(self, kind: str, *values: object, body: bytes = b"") -> None:
-        """Send one message; blocks until the parent took enough."""
+        """Send one message; blocks while the parent reads too slowly."""
         self._connection.send_bytes(json.dumps([kind, *values]).encode() + b"\n" + body)
 
     def received(self) -> Any:  # noqa: ANN401 - a file of known hashes, or a question
-        """Wait for what the parent sends; end this process if it sends no more."""
+        """Wait for the parent's next message; end this process if the parent has hung up."""
         try:
             return self._connection.recv()
         except EOFError:
             os._exit(0)
 
     def begin_row(self, position: int) -> None:
-        """Note that a row begins, and its time anew."""
+        """Record that a row begins, and restart its time limit."""
         self._position = position
         self.note(Step.START if position < 0 else Step.SOURCE)
         self.go_on()
 
     def go_on(self) -> None:
-        """Have the kernel kill this process where it takes too much CPU time from now on."""
+        """Restart the CPU time limit, after which the kernel kills this process."""
         signal.setitimer(signal.ITIMER_PROF, self._row_cpu_s)
         self._beats += 1
         self.note(self._step)
 
     def note(self, step: Step) -> None:
-        """Note what begins."""
+        """Record the step that begins."""
         self._step = step
         PROGRESS.pack_into(self._progress, 0, self._position, step, self._beats)
 
 
 def _work(task: Task, parent: _Parent) -> None:
-    """Read what the task names as far as its purpose goes. Raises what is wrong with it."""
+    """Read what the task names, as far as its purpose requires. Raises the errors it finds."""
     request = task.request
     parent.note(Step.CONFIG)
     located = task.located or local_model(request.model, request.revision, task.model_roots)
@@ -161,7 +161,9 @@ def _work(task: Task, parent: _Parent) -> None:
 
 
 def _talk(target: Target, request: ExtractRequest, parent: _Parent) -> None:
-    """Answer questions until the parent hangs up. Raises what the template and the parsers raise."""
+    """Answer questions about conversations until the parent hangs up. Raises what template and parsers
+    raise.
+    """
     from service.plan.child.turns import Turns
 
     assert request.generate is not None, "rows of other jobs are not answered"  # noqa: S101
@@ -184,7 +186,7 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
     request = task.request
 
     def outcomes(position: int, row: SourceRow) -> list[RowOutcome]:
-        """Tokenize a row that is a sample and is not known; it may become one for each turn."""
+        """Tokenize a row if it is a sample and not known; it may become one row per turn."""
         if isinstance(row.content, RowReject):
             return [RowOutcome(position, row.source_id, row.content)]
         content = b""
@@ -220,7 +222,7 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
 
 
 def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
-    """Send rows as JSON, null for a known one, and the tokens' ids, masks and segments one after another."""
+    """Send rows as JSON, null for a known one, followed by the concatenated token ids, masks and segments."""
     entries: list[list[object] | None] = []
     parts: list[bytes] = []
     for row in rows:

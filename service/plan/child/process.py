@@ -1,6 +1,6 @@
-"""The parent's side of a child: what it sends, what it takes, and when it kills.
+"""The parent's side of a child: what it sends and accepts, and when it kills.
 
-A clock never rejects a row, since a plan made again must have the same bytes. Past a limit the child ends,
+A time limit never rejects a row, since planning again must give the same bytes. Instead the child is killed,
 and its plan fails with an error that names the row.
 """
 
@@ -47,17 +47,19 @@ from service.settings import Settings
 WATCH_S = 0.05
 STATUS_S = 5.0
 START_S = 60.0
-"""The first child waits for the imports of its server."""
+"""The first child waits for the server's imports."""
 MAX_ANSWER_BYTES, MAX_ROWS_BYTES = 2**18, 2**26
-"""Of the answer to a check, at most an error; and of what a child reads and tokenizes in `BATCH_S`, a row of
-2 million tokens included."""
+"""Maximum size of the answer to a check, which is at most an error; and of a batch of rows, which is what a
+child tokenizes in `BATCH_S`, including a row of 2 million tokens.
+"""
 CHECK_CPU_S, CHECK_S = 5.0, 15.0
-"""For the check of a request when it is submitted, which takes milliseconds; some seconds where a source is a
-folder of a hundred thousand files."""
+"""Limits for checking a submitted request, which takes milliseconds, or some seconds if a source is a folder
+of a hundred thousand files.
+"""
 CHECKERS: "deque[Child]" = deque()
-"""Children that wait for another request to check: a fork takes twenty times as long as a check."""
+"""Idle children for further checks: a fork takes twenty times as long as a check."""
 CHECKS_EACH = 100
-"""Requests that one child checks."""
+"""Maximum number of requests that one child checks."""
 CONFIG = TypeAdapter(ModelConfig)
 MODEL_FILES = {Step.CONFIG: "config.json", Step.TOKENIZER: "tokenizer.json"}
 SOURCE_FIELDS = {"file": "source.path", "hub": "source.repo_id", "mix": "source.sources"}
@@ -65,16 +67,16 @@ ERRORS: tuple[type[QuarryError], ...] = (
     *(UnknownModel, UnknownLayer, SourceRefused, TemplateRefused, OptionRefused, DiskFull, HubUnavailable),
 )
 RELAYED = {problem_slug(kind): kind for kind in ERRORS}
-"""The errors that a child may end with."""
+"""The errors that a child may report."""
 REASONS = frozenset(RejectReason)
 HASH_FORM, NO_HASH = re.compile(rf"[0-9a-f]{{{2 * CONTENT_HASH_BYTES}}}"), re.compile("")
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a child read before the first row.
+    """What a child reports before the first row.
 
-    `source` is `RowSource.frozen`'s, `fingerprint` the source's; null unless it was asked for.
+    `source` is the result of `RowSource.frozen`. `fingerprint` is the source's, None unless it was requested.
     """
 
     config: ModelConfig
@@ -86,7 +88,7 @@ class Opening:
 def check_named(
     request: ExtractRequest, located: ModelFolder | None, source: RowSource | None, settings: Settings
 ) -> None:
-    """Look in a child at what a request names, as `Purpose.CHECK` says; arguments are those of `Task`.
+    """Check in a child what a request names (`Purpose.CHECK`); the arguments are those of `Task`.
 
     Raises UnknownModel, UnknownLayer, OptionRefused, SourceRefused, TemplateRefused, PlanningDied.
     """
@@ -107,7 +109,7 @@ def check_named(
 
 
 def _checker(task: Task, limits: Limits) -> "Child":
-    """Return a child that has begun a check. Raises PlanningDied."""
+    """Return a child that has started the check. Raises PlanningDied."""
     with suppress(IndexError):
         while True:
             child = CHECKERS.pop()
@@ -121,13 +123,14 @@ def _checker(task: Task, limits: Limits) -> "Child":
 class Child:
     """One child, which must be closed. Not thread-safe.
 
-    `watch` is called about every `WATCH_S` while the child is waited for; what it raises ends the wait. Every
-    method raises the error that the child met; TemplateRefused, UnknownModel or SourceRefused where template,
-    tokenizer or source passed a limit or ended the process; PlanningDied where it ended for another reason.
+    `watch` is called about every `WATCH_S` while waiting for the child; if it raises, the wait ends. Every
+    method raises the error that the child reported; TemplateRefused, UnknownModel or SourceRefused if
+    template, tokenizer or source exceeded a limit or crashed the process; PlanningDied if it ended for
+    another reason.
     """
 
     def __init__(self, task: Task, limits: Limits, watch: Callable[[], None] = lambda: None) -> None:
-        """Start it and send its task."""
+        """Start the child and send its task."""
         self.limits = limits
         self._watch = watch
         self._num_tasks = 0
@@ -138,22 +141,22 @@ class Child:
         self.begin(task)
 
     def begin(self, task: Task) -> None:
-        """Send a task; a child that checks requests takes another when it `is_waiting`."""
+        """Send a task; a child that checks requests accepts another when it `is_waiting`."""
         self._task = task
         self._num_tasks += 1
         self._has_ended = False
         self._beats = -1
         self._row_s = time.monotonic()
-        with suppress(BrokenPipeError):  # it will be seen when an answer is waited for
+        with suppress(BrokenPipeError):  # noticed when waiting for the answer
             self._talk.send((task, self.limits))
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether it has come to the end of a check, and may begin another."""
+        """Return whether it has finished a check and may start another."""
         return self._has_ended and self._num_tasks < CHECKS_EACH and not self._life.poll()
 
     def close(self) -> None:
-        """Kill it if it lives."""
+        """Kill it if it is alive."""
         self._talk.close()
         self._life.close()
 
@@ -167,21 +170,23 @@ class Child:
         raise _unexpected(answer)
 
     def checked(self) -> None:
-        """Wait for the end of a check."""
+        """Wait until a check is done."""
         answer, _ = self._answer()
         if answer != ["done"]:
             raise _unexpected(answer)
         self._has_ended = True
 
     def ask(self, *question: object) -> tuple[object, bytes]:
-        """Return the answer of a child for `TURNS`, and the bytes behind it (`service.plan.child.turns`)."""
+        """Return a `TURNS` child's answer and the bytes that follow it (`service.plan.child.turns`)."""
         self._row_s = time.monotonic()  # it has waited for this
         with suppress(OSError):  # that it ended is seen below
             self._talk.send(question)
         return self._answer()
 
     def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
-        """Yield what became of each row of the job, in order; `known` is the file of hashes to leave out."""
+        """Yield the outcome of each of the job's rows, in order; `known` is a file of hashes of samples to
+        skip.
+        """
         request = self._task.request
         positions = request.positions()
         with suppress(OSError):  # that it ended is seen below
@@ -193,7 +198,7 @@ class Child:
                 case ["rows", list(entries)]:
                     yield from _unpacked(entries, body, positions, request, keyed=known is not None)
                 case ["done"]:
-                    # New ones alone may have been asked for, and a later part may be without rows.
+                    # With `known` there may be no new rows, and a later part may have no rows.
                     if known is None and next(positions) == 0:
                         field = SOURCE_FIELDS.get(request.source.kind, "source")
                         cure = "give a source with at least one row"
@@ -203,7 +208,7 @@ class Child:
                     raise _unexpected(answer)
 
     def _answer(self) -> tuple[object, bytes]:
-        """Return the next message and the bytes behind it; one that says an error is raised."""
+        """Return the next message and the bytes that follow it; raise a reported error."""
         try:
             head, _, body = self._message().partition(b"\n")
             answer = json.loads(head)
@@ -223,10 +228,10 @@ class Child:
         return answer, body
 
     def _message(self) -> bytes:
-        """Return the child's next message, and look after the child meanwhile."""
+        """Return the child's next message, watching the child meanwhile."""
         ready = False
         while not ready:
-            self._watch()  # which may take long: another job is planned meanwhile
+            self._watch()  # may take long: another job may be planned meanwhile
             ready = self._talk.poll(WATCH_S)
             _, _, beats = PROGRESS.unpack_from(self._progress)
             if beats != self._beats:
@@ -243,7 +248,7 @@ class Child:
             raise _died(f"it sends no whole message: {error}") from error
 
     def _ended(self) -> NoReturn:
-        """Raise the error of a child that ended without a word."""
+        """Raise the error for a child that ended without a message."""
         try:
             code = int(self._life.recv_bytes()) if self._life.poll(STATUS_S) else 0
         except (EOFError, ConnectionResetError) as error:
@@ -255,7 +260,7 @@ class Child:
         raise _died(f"its exit code is {code}")
 
     def _blame(self, why: str, setting: str | None = None) -> NoReturn:
-        """Raise an error that names what the child was busy with."""
+        """Raise an error that names what the child was working on."""
         cure = f", or raise {setting}" if setting else ""
         position, step, _ = PROGRESS.unpack_from(self._progress)
         where = f" at row {position} of the source (the first is 0)" if position >= 0 else ""
@@ -293,7 +298,7 @@ def _unexpected(answer: object) -> PlanningDied:
 def _unpacked(
     entries: list[object], body: bytes, positions: Iterator[int], request: ExtractRequest, *, keyed: bool
 ) -> Iterator[RowOutcome]:
-    """Yield what the child packed, each row checked. Raises PlanningDied."""
+    """Unpack the child's rows, checking each. Raises PlanningDied."""
     key_form = HASH_FORM if keyed else NO_HASH
     names = request.label_names
     in_dialogues = request.generate is not None and request.generate.is_rendered_again

@@ -1,6 +1,6 @@
-"""What a child shows of a stored row: its tokens as text, and the size of its states.
+"""Shows a stored row, in a child: its tokens as text, and the magnitude of its states.
 
-The file may be damaged, and the tokenizer is a stranger's. Legend: T tokens, B bytes of a state.
+The file may be damaged, and the tokenizer is untrusted. Legend: T tokens, B bytes of a state.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from service.plan.model_folder import TOKENIZER_FILES, files_digest, local_model
 from service.report.sample_text import Decode, load_tokenizer, sample_tokens
 
 MAX_VALUES = 200
-"""Of a layer: each is the mean of as many tokens as that takes."""
+"""Maximum values per layer: each is the mean over as many tokens as needed."""
 _CODES = np.arange(256)
 _EXPONENT, _FRACTION = _CODES >> 3 & 15, (_CODES & 7) / 8
 _SIZES = np.where(_EXPONENT, 1 + _FRACTION, _FRACTION) * 2.0 ** (np.maximum(_EXPONENT, 1) - 7)
@@ -31,8 +31,9 @@ DECODE: dict[str, Callable[[NDArray[np.uint8]], NDArray[Any]]] = {
     "float16": lambda raw: raw.view("<f2"),
     "float32": lambda raw: raw.view("<f4"),
 }
-"""The elements in bytes; of fp8 their magnitudes before the token's scale. As torch has them, which takes a
-second to import."""
+"""Decode bytes to elements; for fp8, to magnitudes before the token's scale. They equal torch's values,
+without the second that importing torch takes.
+"""
 
 
 def show(task: RowTask) -> ShownRow | str:
@@ -64,13 +65,13 @@ def show(task: RowTask) -> ShownRow | str:
 
 
 def _rms(shard: Shard, row: int, layer_id: int, num_tokens: int, step: int) -> tuple[float, ...]:
-    """Return the root mean square of the tokens' states, the mean of each `step` tokens."""
+    """Return the root mean square of the tokens' states, averaged over each `step` tokens."""
     states, *scales = shard.layer_bytes(row, layer_id, num_tokens)
     decode = DECODE["fp8" if scales else shard.provenance.identity.dtype]
     states_TB = states.reshape(num_tokens, -1)
     scales_T = scales[0].view("<f4") if scales else np.ones(num_tokens)
     means = []
-    for begin in range(0, num_tokens, step):  # no more of them is decoded at once
+    for begin in range(0, num_tokens, step):  # limits how much is decoded at once
         part = slice(begin, begin + step)
         squares_T = np.square(decode(states_TB[part]), dtype=np.float64).mean(axis=1)
         means.append(float((np.sqrt(squares_T) * scales_T[part]).mean()))
@@ -80,7 +81,7 @@ def _rms(shard: Shard, row: int, layer_id: int, num_tokens: int, step: int) -> t
 
 
 def _tokenizer(task: RowTask) -> tuple[Decode, int] | str:
-    """Return what decodes with the job's own tokenizer, or why it is not here; nothing is fetched."""
+    """Return a decoder with the job's own tokenizer, or why it is not available; nothing is downloaded."""
     try:
         if is_local_model(task.model):
             folder = local_model(task.model, None, task.model_roots).folder

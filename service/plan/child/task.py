@@ -1,4 +1,4 @@
-"""What a child is asked to do, and within which limits."""
+"""The tasks of a child, and their limits."""
 
 import struct
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ from service.plan.sources.rows import RowSource
 from service.report.sample_text import Token
 
 PROGRESS = struct.Struct("<qqq")
-"""What a child notes in shared memory, since it cannot be asked once it is frozen: a row's position, which is
--1 before the first row, a step, and a number that grows whenever it got on."""
+"""A child's progress in shared memory, since a hung child cannot be asked: the row's position (-1 before the
+first row), the step, and a counter that grows whenever it makes progress.
+"""
 
 
 class Step(IntEnum):
-    """Which of the untrusted things runs; each row begins with its source."""
+    """Which untrusted input is being processed; each row begins with its source."""
 
     START = 0
     CONFIG = 1
@@ -28,9 +29,9 @@ class Step(IntEnum):
 
 
 class Purpose(Enum):
-    """How far a task goes: `CHECK` loads no tokenizer and reads no rows, `PLAN` takes a fingerprint too.
+    """How far a task goes: `CHECK` loads no tokenizer and reads no rows; `PLAN` also takes a fingerprint.
 
-    `TURNS` reads no source, and answers questions about conversations until its parent hangs up.
+    `TURNS` reads no source; it answers questions about conversations until its parent hangs up.
     """
 
     CHECK = auto()
@@ -41,9 +42,9 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a child may take: memory beyond that of the libraries, and time for one row.
+    """A child's limits: memory beyond that of the libraries, and time for one row.
 
-    Everything before the first row counts as one row, but for the bytes of a fingerprint.
+    Everything before the first row counts as one row, except reading for the fingerprint.
     """
 
     memory_bytes: int
@@ -53,7 +54,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """The task to show row `row` of a shard; its text with the tokenizer of `model`, if that is the job's."""
+    """The task of showing row `row` of a shard, with its text if the tokenizer of `model` is still the
+    job's.
+    """
 
     file: Path
     row: int
@@ -81,10 +84,11 @@ class ShownRow(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task to read what strangers wrote of a request: config, tokenizer, template, and the source's rows.
+    """The task of reading a request's untrusted inputs: config, tokenizer, template, and the source's
+    rows.
 
-    `located` is null for a local model that is not looked for yet; it lies below one of `model_roots`. The
-    files of `source` are not listed yet; it is null where it has nothing to look at.
+    `located` is None for a local model that is not located yet; it must be below one of `model_roots`. The
+    files of `source` are not listed yet; it is None if there is nothing to read.
     """
 
     purpose: Purpose

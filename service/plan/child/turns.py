@@ -1,8 +1,8 @@
-"""Renders prompts and reads answers of conversations while they are answered. Runs in a child.
+"""Renders prompts and parses answers of conversations while they are answered. Runs in a child.
 
-A question is a name and its arguments; the answer a list, or `rejected` with a reason and a detail. Answers
-that call tools, or whose reasoning a template keeps apart, are read by vLLM's own parsers, as `vllm serve`
-reads them.
+A question is a name and its arguments; the answer is a list, or `rejected` with a reason and a detail.
+Answers that call tools, or whose reasoning is a separate field in the template, are parsed by vLLM's own
+parsers, as in `vllm serve`.
 """
 
 import json
@@ -27,13 +27,13 @@ from service.plan.tokenizer import TextTokenizer
 
 CALL = {"name": "look", "arguments": {"at": "it"}}
 LEAST_OPENING = 4
-"""Characters; a shorter text before a call's name, such as a bracket, is not its own."""
+"""In characters; a shorter text before a call's name, such as a bracket, does not identify a call."""
 MAX_DEPTH = 64
 ASKED = {"role": "user", "content": "question"}
 
 
 Answer = tuple[str, tuple[object, ...], bytes]
-"""Its kind, its values, which JSON holds, and the bytes behind them."""
+"""Its kind, its JSON-serializable values, and the bytes that follow them."""
 
 
 class Turns:
@@ -82,20 +82,22 @@ class Turns:
         ends = ends[-1:] if last_only else ends
         try:
             row = self._tokenizer.supervised(chat, turns, last_only=last_only, ends=ends)
-        except TemplateRefused as error:  # it renders, but its turns cannot be found again
+        except TemplateRefused as error:  # it renders, but its turns cannot be found
             raise RejectedError(RejectReason.TURN_BOUNDARIES, str(error)) from error
         self._tokenizer.check_vocabulary(row.ids)
         end = int(np.flatnonzero(row.mask)[-1]) + 1 if row.mask.any() else len(row.ids)
         return "rendered", (end,), row.ids[:end].astype("<i4").tobytes() + row.mask[:end].tobytes()
 
     def _is_prompt(self, token_ids: Sequence[int], chat: Conversation) -> Answer:
-        """Say whether tokens read as the prompt of a turn does."""
+        """Return whether the tokens decode to the same text as a turn's prompt."""
         wanted = self._texts.ids(chat.prompt())
         read = [self._texts.decode(ids, skip_marks=False) for ids in (token_ids, wanted.tolist())]
         return "is prompt", (read[0] == read[1],), b""
 
     def _read(self, said: "_Said", tools: Tools, entry: str | None) -> Answer:
-        """Return an answer as a message, what is wrong with its calls, and what its text leaves out."""
+        """Return an answer as a message, the fault of its calls, and the special tokens that its text
+        lacks.
+        """
         if self._parser is None:
             marks = set(self._texts.of_library.all_special_ids)
             lost = self._texts.decode([token for token in said.ids if token in marks], skip_marks=False)
@@ -115,7 +117,7 @@ class Turns:
         named = {"enable_auto_tools": calls_tools, "model_output_token_ids": said.ids}
         try:
             reasoning, content, called = parser.parse(text, request, **named)
-        except NotImplementedError as error:  # vLLM lists some parsers that work for one model alone
+        except NotImplementedError as error:  # vLLM lists some parsers that work for only one model
             raise _refused(self._generate, error) from error
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
             detail = f"vLLM's parser fails on it: {type(error).__name__}: {error}"
@@ -131,7 +133,9 @@ class Turns:
         return "read", (message, fault, ""), b""
 
     def _calls_in_vain(self, token_ids: Sequence[int], text: str) -> bool:
-        """Say whether an answer begins a call, by a token or text that the template writes for it alone."""
+        """Return whether an answer begins a call: it has a token or text that the template writes only for
+        calls.
+        """
         if self._call_marks is None:
             chat = self._tokenizer.chat([ASKED], None, None)
             call = {"type": "function", "function": CALL}
@@ -142,7 +146,7 @@ class Turns:
                     for answer in (said | {"tool_calls": [call]}, said)
                 )
             except RenderFailed:
-                with_call = without = ""  # it knows no calls
+                with_call = without = ""  # it does not support calls
             marks = self._texts.marks
             self._call_marks = {
                 token for mark, token in marks.items() if mark in with_call and mark not in without
@@ -158,18 +162,20 @@ class Turns:
 
 
 class _Said:
-    """An answer's tokens, and the last ones before it, which decide how the first ones read."""
+    """An answer's tokens, and the last tokens before it, which affect how its first tokens decode."""
 
     def __init__(
         self, texts: TextTokenizer, before: Sequence[int], ids: Sequence[int], stop: Sequence[str]
     ) -> None:
-        """An answer that ended at one of the strings `stop` is without it, as a server gives it."""
+        """Take an answer; if it ended at one of the strings `stop`, its text is cut there, as a server
+        does.
+        """
         self._texts, self._before, self.ids, self._stop = texts, list(before), list(ids), stop
 
     def text(self, *, skip_marks: bool = True) -> str:
-        """Return what a server gives of it."""
+        """Return its text as a server would return it."""
         text = self._read(self.ids, skip_marks=skip_marks)
-        # Of several that its last token completes, the first one ended it.
+        # If the last token completes several stop strings, the first one ended the answer.
         known = len(self._read(self.ids[:-1], skip_marks=skip_marks)) if self._stop else 0
         found = [(text.find(stop, max(0, known - len(stop) + 1)), len(stop)) for stop in self._stop]
         return text[: min(((at + size, at) for at, size in found if at >= 0), default=(0, len(text)))[1]]
@@ -182,7 +188,7 @@ class _Said:
 
 
 def _calls(called: Sequence[Any], tools: Tools) -> tuple[list[dict[str, Any]], str]:
-    """Return calls in the OpenAI form, with arguments as an object; or what is wrong with one of them."""
+    """Return the calls in OpenAI's form, with arguments as an object, or what is wrong with one of them."""
     calls: list[dict[str, Any]] = []
     known = {tool.get("function", tool).get("name") for tool in tools or ()}
     for call in called:
@@ -199,7 +205,7 @@ def _calls(called: Sequence[Any], tools: Tools) -> tuple[list[dict[str, Any]], s
 
 
 def _depth(text: str) -> int:
-    """Return how deep a JSON text may nest: brackets inside of strings count, too."""
+    """Return an upper bound on the nesting depth of a JSON text: brackets in strings count, too."""
     levels = accumulate((char in "[{") - (char in "]}") for char in text)
     return max(levels, default=0)
 
@@ -217,7 +223,7 @@ def _parser(generate: Generate, tokenizer: SampleTokenizer, folder: Path) -> Any
             tokenizer=tokenizer.texts.of_library,
         )
     except (ImportError, TypeError, ValueError, LookupError, AttributeError, OSError, RuntimeError) as error:
-        # Whatever a parser meets in a tokenizer that it was not written for, and an engine that is not vLLM.
+        # A parser may fail in any way on a tokenizer that it was not written for; or vLLM is not installed.
         raise _refused(generate, error) from error
 
 

@@ -1,4 +1,4 @@
-"""Sources: inline samples, allowed files, Hub datasets -> rows, each a sample or a named reject."""
+"""Sources: yield rows of inline samples, allowed files or Hub datasets, each a sample or a named reject."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,12 +28,12 @@ def open_source(
     document: str | None = None,
     number: int = 0,
 ) -> RowSource:
-    """Name the source; of the Hub, ask whether it may be read. Raises SourceRefused, HubUnavailable.
+    """Open a source; for the Hub, check that it may be read. Raises SourceRefused, HubUnavailable.
 
-    With `frozen` it is what it was when that was said. `labels` are columns that its samples keep as labels.
-    A folder without files is refused, unless `may_be_empty`. `posted` is the folder of the posted samples
-    that a schedule's job took. `document` is the whole request, where `source` has the first sample alone.
-    `number` is that of the pass over a source that is repeated.
+    With `frozen`, the source is opened as it was when `RowSource.frozen` returned that. `labels` are columns
+    that its samples keep as labels. A folder without files is refused, unless `may_be_empty`. `posted` is the
+    folder of the posted samples that a schedule's job took. `document` is the whole request, for a `source`
+    that has only its first sample. `number` is the number of the pass over a repeated source.
     """
     rows: RowSource
     match source:
@@ -62,7 +62,7 @@ def open_source(
 
 
 def without_token(source: RowSource) -> RowSource:
-    """Return the source for a child that lists files and reads nothing of the Hub."""
+    """Return the source without its token, for a child that lists files and does not read from the Hub."""
     if isinstance(source, MixedRows):
         return replace(source, parts=tuple(map(without_token, source.parts)))
     if isinstance(source, OnePass):

@@ -1,8 +1,8 @@
-"""A row of somebody's dataset -> one `Sample`, or a named reject. Pure.
+"""Converts a row of a dataset into one `Sample` or a named reject. Pure functions.
 
-Columns are taken in this order where a row has several: `messages` (OpenAI), `conversations` (ShareGPT),
-`token_ids` or `input_ids` (with `loss_mask`), `text`, `prompt`. Other columns and keys of a message are
-ignored, but for those that say what is supervised or what was answered: such a row is rejected.
+If a row has several, the first of these columns is used: `messages` (OpenAI), `conversations` (ShareGPT),
+`token_ids` or `input_ids` (with `loss_mask`), `text`, `prompt`. Other columns, and unknown keys of a message,
+are ignored, except those that say what is supervised or what was answered: such a row is rejected.
 """
 
 import json
@@ -19,10 +19,10 @@ COLUMNS = (
     *("id", "messages", "conversations", "system", "tools"),
     *("token_ids", "input_ids", "loss_mask", "text", "prompt", "labels", "assistant_masks", "completion"),
 )
-"""Every column that is used; readers of columnar files read no other."""
+"""Every column that is used; columnar files are read only for these and the labels."""
 
 FUNCTION_CALL = "function_call"
-"""The speaker of an assistant's call of a tool."""
+"""The speaker of an assistant's tool call."""
 ROLES = {role: role for role in ("assistant", "developer", "system", "tool", "user")}
 SPEAKERS = ROLES | {
     "human": "user",
@@ -33,16 +33,16 @@ SPEAKERS = ROLES | {
     "function_response": "tool",
     FUNCTION_CALL: "assistant",
 }
-"""ShareGPT's names of the roles."""
+"""ShareGPT's names for the roles."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""What servers and templates call an answer's reasoning."""
+"""Names that servers and templates give to an answer's reasoning."""
 NAME: TypeAdapter[str | None] = TypeAdapter(Name | None)
 
 
 def read_row(row: object, labels: Sequence[str] = ()) -> tuple[str | None, Sample | RowReject]:
-    """Return the id that the user gave, where it is usable, and the sample with these labels.
+    """Return the row's own id, if it is usable, and the sample with these labels.
 
-    Never raises for anything that a row can hold.
+    Never raises, whatever the row contains.
     """
     if not isinstance(row, Mapping):
         detail = f"a row is an object; this one is {_kind(row)}"
@@ -81,7 +81,7 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labels(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str | None] | None:
-    """Return columns as text, or from `labels` where there is no such column."""
+    """Return label columns as text; a column that does not exist is looked up in `labels`."""
     given = row.get("labels")
     inner = given if isinstance(given, Mapping) else {}
     return {name: _label(row.get(name, inner.get(name))) for name in names} or None
@@ -127,7 +127,7 @@ def _role(name: object, roles: Mapping[str, str], where: str) -> str:
 
 def _openai_message(turn: Mapping[str, Any]) -> dict[str, Any]:
     _role(turn.get("role"), ROLES, "messages: role")
-    # Columnar files fill absent keys with null, and an empty list of calls is no call.
+    # Columnar files fill missing keys with null, and an empty list of calls means no call.
     kept = {key: turn[key] for key in Message.model_fields if turn.get(key) is not None and turn[key] != []}
     if turn.get(FUNCTION_CALL) is not None:
         raise RejectedError(RejectReason.BAD_TOOL_CALL, "messages: give 'tool_calls' for 'function_call'")
@@ -162,7 +162,7 @@ def _sharegpt_message(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function_calls(value: object) -> list[dict[str, Any]]:
-    """Read ShareGPT's calls: JSON text of `{"name", "arguments"}`, or of a list of them."""
+    """Read ShareGPT's calls: JSON text of `{"name", "arguments"}`, or a list of them."""
     calls = _parsed(value, RejectReason.BAD_TOOL_CALL, "conversations: a function call is not JSON")
     calls = calls if isinstance(calls, list) else [calls]
     named = [isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls]
@@ -174,12 +174,12 @@ def _function_calls(value: object) -> list[dict[str, Any]]:
 
 
 def _tools(value: object) -> object:
-    """Return the tool schemas; datasets often hold them as JSON text, since their shapes differ by row."""
+    """Return the tool schemas; datasets often store them as JSON text, since their shapes differ by row."""
     return _parsed(value, RejectReason.INVALID_SAMPLE, "tools: not JSON") or None if value else None
 
 
 def _parsed(value: object, reason: RejectReason, fault: str) -> Any:  # noqa: ANN401 - it is JSON
-    """Return what a JSON text holds; a value that is no text is returned as it is."""
+    """Return the value of a JSON text; other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -189,7 +189,7 @@ def _parsed(value: object, reason: RejectReason, fault: str) -> Any:  # noqa: AN
 
 
 def _text(content: object) -> str:
-    """Return a text, or the joined text parts of a multimodal content list."""
+    """Return a string content, or the joined text parts of a multimodal content list."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

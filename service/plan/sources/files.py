@@ -32,15 +32,17 @@ SUFFIXES = (*JSONL_SUFFIXES, PARQUET_SUFFIX)
 GLOB = re.compile(r"[*?\[]")
 
 MAX_LINE_BYTES = 64 * 2**20
-"""A JSONL line beyond this is a reject; the reader never holds more of it than this."""
+"""A longer JSONL line is rejected; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
 
 _Read = tuple[str | None, Sample | RowReject]
-"""A row's own id, and what it holds."""
+"""A row's own id, and its content."""
 
 
 _State = tuple[int, int, int, int]
-"""Which file it is, its length, and when it was last written, renamed or linked; only the kernel sets it."""
+"""Device, inode, length and ctime: when it was last written, renamed or linked, which only the kernel
+sets.
+"""
 
 
 def _state(stats: os.stat_result) -> _State:
@@ -49,9 +51,9 @@ def _state(stats: os.stat_result) -> _State:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of `files`, by the files' paths below the source's folder, in the order of these.
+    """The rows of `files`, whose keys are paths below the source's folder, in that order.
 
-    The files are those of `names`, or all. What is opened must lie inside `roots`, whatever its path leads to
+    The files are those in `names`, or all. An opened file must be inside `roots`, whatever its path leads to
     by then.
     """
 
@@ -62,10 +64,10 @@ class FileRows:
     may_be_empty: bool = False
     files: Mapping[str, Path] = field(default_factory=dict)
     states: dict[str, _State] = field(default_factory=dict, compare=False)
-    """Of the files whose content is in the fingerprint."""
+    """The states of the files when they were read for the fingerprint."""
 
     def listed(self) -> "FileRows":
-        """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
+        """Resolve the path, following links, and list its files. Raises SourceRefused."""
         source, roots, frozen, may_be_empty = self.source, self.roots, self.names, self.may_be_empty
         try:
             files = _listed(source.path, roots)
@@ -77,12 +79,12 @@ class FileRows:
             if frozen is None:
                 names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
-                name.encode()  # the ids of its rows begin with it
+                name.encode()  # the ids of its rows begin with the name
             rows = replace(self, files={name: _allowed(files[name], roots) for name in names})
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
-            # A name that is too long, a folder that may not be entered, a link that leads to itself.
+            # A name that is too long, a folder without permission, a link loop.
             detail = f"{source.path!r} cannot be found: {_reason(error)}"
             raise _refused(detail, "check the path, and who may read it") from error
         if not names and not may_be_empty:
@@ -91,7 +93,7 @@ class FileRows:
         return rows
 
     def frozen(self) -> object:
-        """Return the files' names: a plan made again reads no other."""
+        """Return the files' names: planning again reads no others."""
         return list(self.files)
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
@@ -108,7 +110,9 @@ class FileRows:
         return f"file:{digest.hexdigest()}"
 
     def check_unchanged(self) -> None:
-        """Look whether each path leads to the file that was hashed, and nobody has written to it since."""
+        """Check that each path leads to the file that was hashed, and that it was not written since. Raises
+        SourceRefused.
+        """
         for name, state in self.states.items():
             try:
                 found = _state(self.files[name].stat())
@@ -129,14 +133,14 @@ class FileRows:
                 with _opened(path, self.roots) as file:
                     for number, (own_id, content) in enumerate(read(name, file, self.labels)):
                         yield SourceRow(own_id or f"{name}:{number}", content)
-            except MemoryError:  # Arrow's is one of its other errors too
+            except MemoryError:  # Arrow's MemoryError is also an ArrowException
                 raise
             except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(name, error) from error
 
 
 def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
-    """Return the file at `path`, those of the folder there, or those of the glob, by name below it.
+    """Return the file at `path`, or the files of a folder or glob, by their names below it.
 
     Raises SourceRefused, and OSError.
     """
@@ -165,17 +169,17 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
 
 
 def _is_complete(file: Path, source: FileSource) -> bool:
-    """Say whether others have finished a file."""
+    """Return whether a file's writer has finished it."""
     if source.marker is not None and not file.with_name(file.name + source.marker).exists():
         return False
     return not source.min_age_s or time.time() - file.stat().st_mtime >= source.min_age_s
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below it that are not hidden, nor in hidden folders.
+    """Yield the files in and below a folder, except hidden ones and those in hidden folders.
 
-    What Hadoop and Spark write until a job's end is not there yet.
-    Raises OSError for a folder that may not be read: its rows would be missing without a word.
+    Temporary output of running Hadoop and Spark jobs is skipped. Raises OSError for an unreadable folder:
+    otherwise its rows would be silently missing.
     """
 
     def refuse(error: OSError) -> NoReturn:
@@ -204,9 +208,11 @@ def _reason(error: Exception) -> str:
 
 
 def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
-    """Return `path` resolved, a relative one under the roots. Says nothing of what lies outside them."""
+    """Return `path` resolved; a relative one is below the roots. Reveals nothing about what is outside
+    them.
+    """
     real_roots = [root.resolve() for root in roots]
-    candidates = [(root / path).resolve() for root in real_roots]  # an absolute path stays what it is
+    candidates = [(root / path).resolve() for root in real_roots]  # an absolute path stays as it is
     inside = [file for file in candidates if any(file.is_relative_to(root) for root in real_roots)]
     if not inside:
         cure = "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS"
@@ -216,11 +222,11 @@ def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
 
 @contextmanager
 def _opened(path: Path, roots: tuple[Path, ...]) -> Iterator[IO[bytes]]:
-    """Open a file, and hold what was opened against the roots: it may be another since it was found.
+    """Open a file, and check the opened file against the roots: the path may lead elsewhere by now.
 
     Raises SourceRefused, OSError.
     """
-    # Of a FIFO nobody is waited for.
+    # O_NONBLOCK: opening a FIFO does not wait for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         real = _by_descriptor(file).readlink()
         if not any(real.is_relative_to(root.resolve()) for root in roots):
@@ -231,7 +237,7 @@ def _opened(path: Path, roots: tuple[Path, ...]) -> Iterator[IO[bytes]]:
 
 
 def _by_descriptor(file: IO[bytes]) -> Path:
-    """Return a path that leads to what was opened."""
+    """Return a path that leads to the opened file."""
     return Path(f"/proc/self/fd/{file.fileno()}")
 
 
@@ -283,9 +289,9 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
 
 
 def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[_Read]:
-    """Read a batch in which Python has no value for a cell: the cell's row alone is lost.
+    """Read a batch with a cell that Python cannot represent: only that cell's row is rejected.
 
-    Parquet does not check that a text is UTF-8, and its dates go further than Python's.
+    Parquet does not check that strings are UTF-8, and its dates exceed Python's range.
     """
     for number in range(batch.num_rows):
         try:

@@ -1,7 +1,7 @@
 """Datasets on the Hub, streamed through `datasets`.
 
-The names of a dataset's files come from its card or from `.huggingface.yaml`, which others wrote. `datasets`
-would read an absolute path from this node, and any URL; here it reads files of the repository alone.
+The names of a dataset's files come from its card or from `.huggingface.yaml`, which are untrusted. `datasets`
+would read absolute paths on this node, and any URL; here it reads only files of the repository.
 """
 
 import gzip
@@ -28,17 +28,19 @@ FORMS = frozenset({
     "arrow", "audiofolder", "conll", "csv", "eval", "imagefolder", "json", "parquet", "pdffolder", "text",
     "videofolder", "webdataset", "xml",
 })  # fmt: skip
-"""Builders of `datasets` that read the files only. Those of HDF5 or Lance may name other files anywhere."""
+"""Builders of `datasets` that read only the files themselves. HDF5 or Lance files may refer to other files
+anywhere.
+"""
 _BROKEN = (
     *(AttributeError, LookupError, RuntimeError, TypeError),
     *(EOFError, gzip.BadGzipFile, zlib.error, pa.ArrowException),
 )
-"""What `datasets` raises on options in a card that it stumbles over, or a broken file."""
+"""What `datasets` raises on bad options in a card, or a broken file."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubRows:
-    """The rows of one split at one commit, so that fingerprint and rows speak of the same data."""
+    """The rows of one split at one commit, so that fingerprint and rows are of the same data."""
 
     source: HubSource
     commit: str
@@ -66,7 +68,7 @@ class HubRows:
         return self
 
     def check_unchanged(self) -> None:
-        """Return: a commit stays as it is."""
+        """Do nothing: a commit does not change."""
 
     def frozen(self) -> object:
         """Return the commit."""
@@ -93,14 +95,14 @@ class HubRows:
         from datasets.features.features import require_decoding
 
         if self.endpoint is not None:
-            # The library takes the endpoint from its module alone; in this process it is always the same one.
+            # The library reads the endpoint only from its module; in this process it is always the same.
             datasets.config.HF_ENDPOINT = self.endpoint
         repo_id = f"hf://datasets/{self.source.repo_id}"
         with reading_hub(_what(self.source), SourceRefused, _FIELD, _CURE):
             try:
                 with own_files_only(f"{repo_id}@{self.commit}/"):
                     builder = datasets.load_dataset_builder(
-                        # The scheme keeps `datasets` from taking a local folder of the same name.
+                        # The scheme keeps `datasets` from using a local folder of the same name.
                         repo_id,
                         name=self.source.config,
                         revision=self.commit,
@@ -111,7 +113,7 @@ class HubRows:
                     raise SourceRefused(detail, field=_FIELD, cure="convert it to Parquet or JSONL")
                 stream = builder.as_streaming_dataset(split=self.source.split)
                 if stream.features is not None and require_decoding(stream.features):
-                    # A row names the file of an image or a sound, by any path or URL; it is not opened.
+                    # A row may name an image or audio file by any path or URL, so it is not opened.
                     stream = stream.decode(False)
                 if stream.column_names is not None:
                     used = (*COLUMNS, *self.labels)
@@ -126,10 +128,10 @@ class HubRows:
 
 @contextmanager
 def own_files_only(repository: str) -> Iterator[None]:
-    """Have `datasets` look for files below `repository` alone.
+    """Make `datasets` look for files only below `repository`.
 
-    Raises SourceRefused when a document makes it look elsewhere: on this node, in another repository or at
-    another host.
+    Raises SourceRefused if the dataset's metadata makes it look elsewhere: on this node, in another
+    repository or on another host.
     """
     from datasets import data_files
 
@@ -149,7 +151,7 @@ def own_files_only(repository: str) -> Iterator[None]:
 
 
 def _check_own(repository: str, *names: str) -> None:
-    """Refuse what `datasets` or `fsspec` could take for anything but a path inside the repository.
+    """Refuse anything that `datasets` or `fsspec` might not treat as a path inside the repository.
 
     `::` chains file systems: the one after it is opened first.
     """

@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class MixedRows:
-    """The rows of `parts`, one after another, or in the proportion of `weights` until a part ends.
+    """The rows of `parts`, one part after another, or in proportion to `weights` until a part ends.
 
     The id of a row begins with its part's number: `1/` is the second.
     """
@@ -24,7 +24,7 @@ class MixedRows:
     weights: tuple[float, ...] | None
 
     def listed(self) -> "MixedRows":
-        """Return the mix with the files of every part found. Raises SourceRefused."""
+        """Return the mix with the files of every part listed. Raises SourceRefused."""
         return replace(self, parts=tuple(self._each(lambda part: part.listed())))
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
@@ -54,7 +54,7 @@ class MixedRows:
 
 @contextmanager
 def refusing_part(number: int) -> Iterator[None]:
-    """Let a refusal of a part name its field in the whole."""
+    """Prefix the field of a part's refusal with the part's place in the mix."""
     try:
         yield
     except SourceRefused as error:
@@ -63,10 +63,10 @@ def refusing_part(number: int) -> Iterator[None]:
 
 
 def interleaved(parts: list[Iterator[SourceRow]], weights: tuple[float, ...]) -> Iterator[SourceRow]:
-    """Yield from the parts in the proportion of their weights until one of them ends.
+    """Yield from the parts in proportion to their weights until one of them ends.
 
-    After every row, each part has given its share of the rows so far, to within as many rows as there are
-    parts: it is smooth weighted round robin.
+    Smooth weighted round robin: after every row, each part has contributed its share, to within as many rows
+    as there are parts.
     """
     owed = [0.0] * len(parts)
     total = sum(weights)

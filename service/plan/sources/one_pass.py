@@ -9,15 +9,15 @@ from schemas.digest import canonical_sha256
 from service.plan.sources.rows import RowSource, SourceRow
 
 SHUFFLED_ROWS = 1000
-"""That wait at a time, as in `datasets`: each row that comes takes the place of one that is drawn."""
+"""Size of the shuffle buffer, as in `datasets`: each new row replaces one that is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnePass:
-    """The rows of `source` in pass `number`, the first is 0; shuffled by `seed`, if it is not null.
+    """The rows of `source` in pass `number`, from 0; shuffled by `seed` unless it is None.
 
-    Where there are several, the id of each row ends with its pass: `doc-7#1`. So it does in the first one,
-    since the source may have an id `doc-7#2` too.
+    If there are several passes, the id of each row ends with its pass: `doc-7#1`. This includes the first
+    pass, since the source itself may have an id `doc-7#2`.
     """
 
     source: RowSource
@@ -26,11 +26,11 @@ class OnePass:
     is_only: bool
 
     def listed(self) -> "OnePass":
-        """Return the pass over the source with its files found. Raises SourceRefused."""
+        """Return the pass over the source with its files listed. Raises SourceRefused."""
         return replace(self, source=self.source.listed())
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
-        """Return that of the source, with the seed: it is the same in every pass."""
+        """Return the source's fingerprint combined with the seed: it is the same in every pass."""
         digest = self.source.fingerprint(watch)
         return digest if self.seed is None else f"shuffled:{canonical_sha256([digest, self.seed])}"
 

@@ -1,4 +1,4 @@
-"""What every source yields: rows, each a sample or a named reject; and the rows of a request itself."""
+"""The rows that every source yields, each a sample or a named reject; and the rows of an inline source."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class RowReject:
     detail: str
 
     def __post_init__(self) -> None:
-        """Bound the detail, and escape lone surrogates: it may quote what a user wrote."""
+        """Limit the detail and escape lone surrogates: it may quote user input."""
         text = self.detail.encode(errors="backslashreplace").decode()
         if len(text) > MAX_DETAIL_CHARS:
             text = text[: MAX_DETAIL_CHARS - 3] + "..."
@@ -64,9 +64,9 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A row and what it holds.
+    """A row and its content.
 
-    `source_id` is the id that the user gave, else the file and row number, else the row number.
+    `source_id` is the row's own id, else the file and row number, else the row number.
     """
 
     source_id: str
@@ -74,33 +74,35 @@ class SourceRow:
 
 
 class RowSource(Protocol):
-    """A source. Every method may be called more than once and says the same.
+    """A source. Every method may be called more than once and returns the same.
 
-    Files are not looked for before `listed`; the other methods need what it returns.
+    Files are not looked up before `listed`; call the other methods on its result.
     """
 
     def listed(self) -> "RowSource":
-        """Return the source with its files found. Whose files they are decides how long that takes.
+        """Return the source with its files listed. How long that takes depends on untrusted content.
 
         Raises SourceRefused.
         """
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
-        """Return a digest that changes when the rows do; `watch` is called often, and may end it.
+        """Return a digest that changes when the rows do; `watch` is called often, and may raise.
 
         Raises SourceRefused, HubUnavailable.
         """
 
     def check_unchanged(self) -> None:
-        """Return if nobody has written to it since its fingerprint was taken. Raises SourceRefused."""
+        """Raise SourceRefused if the source was written to since its fingerprint was taken."""
 
     def frozen(self) -> object:
-        """Return what `open_source` opens this source by again, as JSON, however it has grown."""
+        """Return a JSON value with which `open_source` opens this source again unchanged, even if it has
+        grown.
+        """
 
     def rows(self) -> Iterator[SourceRow]:
-        """Yield the rows in order, in bounded memory; a bad row is a reject.
+        """Yield the rows in order, in bounded memory; a bad row becomes a reject.
 
-        Raises SourceRefused where the source cannot be read (on), HubUnavailable.
+        Raises SourceRefused if the source cannot be read, or not to its end; HubUnavailable.
         """
 
 
@@ -110,10 +112,10 @@ class InlineRows:
 
     source: InlineSource
     document: str | None = None
-    """The request as JSON, of whose samples `source` has the first alone: they are read by `listed`."""
+    """The request as JSON, if `source` has only its first sample: `listed` reads all of them."""
 
     def listed(self) -> RowSource:
-        """Return it with all of its samples."""
+        """Return the source with all of its samples."""
         if self.document is None:
             return self
         source = ExtractRequest.model_validate_json(self.document).source
@@ -124,10 +126,10 @@ class InlineRows:
         return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
 
     def check_unchanged(self) -> None:
-        """Return: nobody writes to it."""
+        """Do nothing: the samples cannot change."""
 
     def frozen(self) -> object:
-        """Return nothing: the request holds all of it."""
+        """Return None: the request holds all of it."""
         return None
 
     def rows(self) -> Iterator[SourceRow]:
