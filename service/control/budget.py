@@ -1,9 +1,9 @@
-"""What an owner takes of the API at once: one place for its bounds.
+"""Limits on what an owner may use of the API at once, in one place.
 
-Lives on the event loop, but for `checking`.
+Runs on the event loop, except `checking`.
 
-An owner is the name of keys; all who send none are one owner too, the operator. What is above a share is
-refused or waits behind its owner alone, so that the rest is free for others.
+An owner is the name of keys; all callers without a key are one owner, the operator. What exceeds an owner's
+share is refused, or waits behind that owner's own requests, so that the rest is free for others.
 """
 
 import threading
@@ -18,11 +18,11 @@ from service.errors import QuotaExceeded, ServiceBusy
 from service.settings import Settings
 
 BODIES_HELD = 32
-"""Bodies of the largest size, of requests and answers together, that are in memory at once."""
+"""How many bodies of maximum size, requests and answers together, are in memory at once."""
 
 
 class Taken(StrEnum):
-    """What is refused above its share."""
+    """What is refused if an owner's share is exceeded."""
 
     REQUESTS = "requests in work"
     STREAMS = "event streams and waits for units"
@@ -32,7 +32,7 @@ class Taken(StrEnum):
 
 
 class Turn(StrEnum):
-    """What waits above its share: how many are worked on at once, and of them one owner's."""
+    """What waits if an owner's share is exceeded."""
 
     LARGE_BODY = "a process of its own reads it, which takes 250 MB"
     SUBMISSION = "it may wait for the Hub or compile a template"
@@ -41,16 +41,18 @@ class Turn(StrEnum):
 
 
 TURNS = {Turn.LARGE_BODY: 2, Turn.SUBMISSION: 8, Turn.DOWNLOAD: 4, Turn.SAMPLE: 2}
-"""How many take a turn at once; a key's owner has half of them at most."""
+"""How many may have a turn at once; the owner of a key may have at most half of them."""
 CHECKS, CHECK_WAIT_S = 2, 15.0
-"""Requests that children check at once, of a key's owner one, and how long another waits for its turn."""
+"""How many requests children check at once, of which one may be a key owner's, and how long a request waits
+for its turn.
+"""
 
 
 class Budget:
-    """What is taken now, by owner."""
+    """What is in use now, by owner."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take nothing yet. `connections` may be lowered before the first request."""
+        """Start with nothing in use. `connections` may be lowered before the first request."""
         self.connections = settings.max_connections
         self._settings = settings
         self._taken: defaultdict[Taken, Counter[str | None]] = defaultdict(Counter)
@@ -62,7 +64,7 @@ class Budget:
 
     @contextmanager
     def taking(self, owner: str | None, what: Taken, amount: int = 1) -> Iterator[None]:
-        """Take an amount for as long as the context lasts. Raises QuotaExceeded."""
+        """Use an amount while the context lasts. Raises QuotaExceeded."""
         taken, (share, together) = self._taken[what], self._bounds(what)
         if owner is None and what is not Taken.STREAMS:
             share = together
@@ -79,14 +81,14 @@ class Budget:
 
     @asynccontextmanager
     async def turn(self, owner: str | None, turn: Turn) -> AsyncIterator[None]:
-        """Wait for a turn: behind the owner's own, then behind the few of others."""
+        """Wait for a turn: first behind the owner's own, then behind the limited number of others."""
         share = TURNS[turn] if owner is None else TURNS[turn] // 2
         async with self._turns.setdefault((turn, owner), Semaphore(share)), self._all_turns[turn]:
             yield
 
     @contextmanager
     def checking(self, owner: str | None) -> Iterator[None]:
-        """Wait in a thread as `turn` does, for a child that checks a request. Raises ServiceBusy."""
+        """Like `turn`, but for threads: wait for a turn to check a request in a child. Raises ServiceBusy."""
         share = CHECKS if owner is None else CHECKS // 2
         own = self._checks.setdefault(owner, threading.Semaphore(share))
         until_s = time.monotonic() + CHECK_WAIT_S
@@ -98,7 +100,7 @@ class Budget:
             yield
 
     def count_request(self, owner: str, limit: int) -> None:
-        """Count a request of this minute. Raises QuotaExceeded above `limit`."""
+        """Count a request in this minute. Raises QuotaExceeded above `limit`."""
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
             self._minute, self._in_minute = minute, Counter()
@@ -108,7 +110,9 @@ class Budget:
             raise QuotaExceeded(f"{limit} requests a minute are allowed", field="Authorization", cure=cure)
 
     def _bounds(self, what: Taken) -> tuple[int, int]:
-        """Return the most of one owner and of all together; what is in work leaves connections for others."""
+        """Return the limits of one owner and of all owners together; they leave connections free for other
+        uses.
+        """
         settings, body = self._settings, self._settings.max_body_bytes
         return {
             Taken.REQUESTS: (max(2, self.connections // 16), self.connections // 4),

@@ -1,4 +1,4 @@
-"""Deleting jobs that have ended, by request and by age.
+"""Deletes jobs that have ended, on request and by age.
 
 What was pushed to the Hub stays there.
 """
@@ -18,15 +18,15 @@ from service.work.keeper import Keeper, Kept
 from service.work.runner import one_of_many, run_next
 
 DELETED = ".deleted-"
-"""Prefix of a dataset folder that is being removed: half of a dataset never has a dataset's name."""
+"""Prefix of a dataset folder that is being removed, so that a partial dataset never has a dataset's name."""
 PAUSE_S = 0.1
-"""Between two steps of deleting a job's records: whoever waits for the database meanwhile comes first."""
+"""Pause between two steps of deleting a job's records, which lets others use the database."""
 
 
 def delete_job(store: Store, settings: Settings, job_id: str, *, with_dataset: bool) -> None:
-    """Delete a job that has ended: its plans and attempts, its dataset here if asked for, and its records.
+    """Delete a job that has ended: its plans and attempts, its dataset here if requested, and its records.
 
-    Its deletion task goes on with what cannot be removed now, and with the records of a large job.
+    Its deletion task continues with what cannot be removed now, and with the records of a large job.
 
     Raises:
         NotFound: there is no such job.
@@ -41,7 +41,7 @@ def delete_job(store: Store, settings: Settings, job_id: str, *, with_dataset: b
 def run_deletion(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
-    """Delete one job whose deletion has begun; return whether there was one. What fails is tried again."""
+    """Delete one job whose deletion has begun; return whether there was one. Failures are retried."""
 
     def work(lease: DeletionLease, kept: Kept) -> None:
         _remove_files(store, settings, lease.job_id, with_dataset=lease.with_dataset)
@@ -56,13 +56,13 @@ def run_deletion(
 def run_retention(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
-    """Begin to delete the jobs that ended long enough ago; return False, since there is no more to do now.
+    """Start deleting the jobs that ended long enough ago; return False, since there is no more to do now.
 
     Raises StoreUnavailable, DiskFull.
     """
     if settings.keep_jobs_days is not None:
         for job_id in store.read(deletion.old, settings.keep_jobs_days * 86_400.0):
-            # Another worker was faster, or somebody resumed it.
+            # Another worker may have been faster, or the job was resumed.
             with one_of_many("deleting old", store, job_id), suppress(NotFound, IllegalMove):
                 store.write(deletion.begin, job_id, with_dataset=settings.delete_old_datasets)
     return False
@@ -82,7 +82,7 @@ def _remove_files(store: Store, settings: Settings, job_id: str, *, with_dataset
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, if it is there; any number of processes may do so at once. Raises OSError."""
-    while folder.exists():  # still, where another process removed a file of it meanwhile
+    """Remove a folder, if it exists; any number of processes may do so at once. Raises OSError."""
+    while folder.exists():  # loops if another process removed one of its files meanwhile
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)

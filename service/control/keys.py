@@ -1,6 +1,6 @@
-"""Who calls, and what their key allows.
+"""Identifies callers, and what their keys allow.
 
-A key is `qk_<id>_<secret>`. The store keeps its sha256 alone: 256 random bits need no slow hash.
+A key is `qk_<id>_<secret>`. The store has only its sha256: 256 random bits need no slow hash.
 """
 
 import hashlib
@@ -18,28 +18,28 @@ from service.store import Store, keys
 KEY = re.compile(r"qk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}")
 OPERATOR = Grants(scopes=(Scope.ADMIN,))
 OPERATORS_ID = "operator"
-"""What the key of `QUARRY_ADMIN_KEY_FILE` is known by; those in the store have hex digits."""
+"""The id of the key in `QUARRY_ADMIN_KEY_FILE`; ids in the store are hex digits."""
 KEY_CURE = "send the header 'Authorization: Bearer qk_...'; an admin makes keys with 'quarry keys add'"
 SHORTEST_ADMIN_KEY = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `owner` is the key's name; None: the operator."""
+    """The sender of a request. `owner` is the key's name, None for the operator."""
 
     owner: str | None
     grants: Grants
 
     def may(self, scope: Scope) -> bool:
-        """Say whether the key has a scope."""
+        """Return whether the key has a scope."""
         return self.grants.is_admin or scope in self.grants.scopes
 
     def sees(self, owner: str | None) -> bool:
-        """Say whether an owner's jobs and schedules are also the caller's."""
+        """Return whether the caller may see an owner's jobs and schedules."""
         return self.grants.is_admin or owner == self.owner
 
     def check_priority(self, priority: int) -> None:
-        """Return if the key's jobs may have a priority. Raises CallerRefused."""
+        """Raise CallerRefused if the key's jobs may not have a priority."""
         most = self.grants.max_priority
         if most is not None and priority > most and not self.grants.is_admin:
             cure = f"ask for {most} or less"
@@ -48,12 +48,12 @@ class Caller:
 
     @property
     def sees_only(self) -> str | None:
-        """The one owner whose jobs and schedules the caller sees; None: everybody's."""
+        """The only owner whose jobs and schedules the caller sees, or None if the caller sees everybody's."""
         return None if self.grants.is_admin else self.owner
 
 
 def issue(store: Store, settings: Settings, new: NewKey) -> IssuedKey:
-    """Make a key. Raises Conflict where it would be the first, and nobody could make or revoke another."""
+    """Make a key. Raises Conflict if it would be the first and nobody could then make or revoke keys."""
     lasts = new.is_admin and new.expires_at is None
     if not (lasts or settings.admin_key_file or store.read(keys.exists)):
         cure = "make one with the scope 'admin' first that does not expire, or set QUARRY_ADMIN_KEY_FILE"
@@ -65,7 +65,8 @@ def issue(store: Store, settings: Settings, new: NewKey) -> IssuedKey:
 
 
 def authenticate(store: Store, settings: Settings, key: str | None) -> Caller:
-    """Return who sends `key`. On the loopback, before there are keys, it is the operator who sends none.
+    """Return the caller who sends `key`. On loopback, before any keys exist, a caller without one is the
+    operator.
 
     Raises KeyRefused.
     """
@@ -77,7 +78,7 @@ def authenticate(store: Store, settings: Settings, key: str | None) -> Caller:
 
 
 def key_caller(store: Store, settings: Settings, key: str) -> tuple[str, Caller]:
-    """Return the id of a key and who has it. Raises KeyRefused."""
+    """Return the id of a key and its caller. Raises KeyRefused."""
     form = KEY.fullmatch(key)
     for key_id in (*((form[1],) if form else ()), OPERATORS_ID):
         found = active_key(store, settings, key_id)
@@ -87,7 +88,7 @@ def key_caller(store: Store, settings: Settings, key: str) -> tuple[str, Caller]
 
 
 def active_key(store: Store, settings: Settings, key_id: str) -> tuple[Caller, str] | None:
-    """Return who has a key that is neither revoked nor expired, and the digest of its secret."""
+    """Return the caller with a key and the key's sha256, or None if it is unknown, revoked or expired."""
     if key_id == OPERATORS_ID:
         given = settings.admin_key_file is not None
         return (Caller(None, OPERATOR), _sha256(admin_key(settings))) if given else None
@@ -96,12 +97,12 @@ def active_key(store: Store, settings: Settings, key_id: str) -> tuple[Caller, s
 
 
 def needs_key(store: Store, settings: Settings) -> bool:
-    """Say whether callers must have a key."""
+    """Return whether callers must have a key."""
     return bool(settings.admin_key_file) or not _is_loopback(settings.host) or store.read(keys.exists)
 
 
 def check_bind(store: Store, settings: Settings) -> None:
-    """Return if the service may listen on its address. Raises OptionRefused."""
+    """Raise OptionRefused if the service may not listen on its address."""
     if settings.admin_key_file:
         admin_key(settings)
     elif not _is_loopback(settings.host) and not store.read(keys.exists):
@@ -111,7 +112,7 @@ def check_bind(store: Store, settings: Settings) -> None:
 
 
 def admin_key(settings: Settings) -> str:
-    """Return the operator's own key, read anew at each use. Raises OptionRefused, which never quotes it."""
+    """Return the operator's own key, read at each use. Raises OptionRefused, which never quotes it."""
     field, cure = "QUARRY_ADMIN_KEY_FILE", "write one there: openssl rand -hex 32"
     assert settings.admin_key_file is not None  # noqa: S101
     try:
@@ -133,4 +134,4 @@ def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name: whatever it leads to
+        return False  # a host name, whatever it resolves to

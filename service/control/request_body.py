@@ -1,4 +1,4 @@
-"""Reads a job description: JSON bytes or a parsed document -> `ExtractRequest`, or an error by field."""
+"""Reads request bodies: checks JSON bytes or parsed documents, with errors that name the field."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ Body = TypeVar("Body", bound=BaseModel)
 Read = TypeVar("Read")
 
 Fault = tuple[str | None, ErrorDetails]
-"""A dotted path in the document, or None for the whole of it, and what pydantic says of that place."""
+"""A dotted path in the document, or None for the whole document, and pydantic's error there."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request of any length: `document` is the whole of it as canonical JSON.
+    """A checked request of any length: `document` is the whole request as canonical JSON.
 
-    `request` has the first alone of its inline samples, all of which were checked.
+    `request` has only the first of its inline samples, all of which were checked.
     """
 
     request: ExtractRequest
@@ -37,7 +37,7 @@ class CheckedRequest:
 
     @classmethod
     def of(cls, request: ExtractRequest) -> Self:
-        """Make one of a whole request."""
+        """Make one from a whole request."""
         document, source = request.canonical_json(), request.source
         if isinstance(source, InlineSource):
             first = source.model_copy(update={"samples": source.samples[:1]})
@@ -47,14 +47,16 @@ class CheckedRequest:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSamples:
-    """Posted samples as a spool keeps them: a line of JSON each, with its content's id where it had none."""
+    """Posted samples as stored in a spool: one line of JSON each; the id is the content's hash if none was
+    given.
+    """
 
     number: int
     lines: bytes
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Self:
-        """Make one of samples."""
+        """Make one from samples."""
         from service.plan.content_hashes import content_hash  # imports pyarrow
 
         named = (
@@ -72,14 +74,14 @@ _CURES = {
 
 
 def weight(raw: bytes, limit_bytes: int) -> int:
-    """Return the length of `raw`, JSON, and `NODE_BYTES` more for each object, list and field in it.
+    """Return the length of `raw`, which is JSON, plus `NODE_BYTES` for each object, list and field in it.
 
-    Up to `limit_bytes`; above them perhaps less. As Python's objects, `[{},{},...]` takes thirty times its
-    length of memory.
+    It may count too much if the result is at most `limit_bytes`, since brackets in strings are then counted,
+    too. As Python objects, `[{},{},...]` takes thirty times its length in memory.
     """
     nodes = _count_nodes(raw)
     if len(raw) + NODE_BYTES * nodes > limit_bytes:
-        # Perhaps only its strings look like nodes.
+        # The excess may be only brackets and colons in strings.
         outside_strings = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
         nodes = _count_nodes(b"".join(outside_strings))
     return len(raw) + NODE_BYTES * nodes
@@ -93,7 +95,7 @@ def parse_json(raw: bytes) -> object:
     """Return the document in `raw` (UTF-8 JSON, at most 200 levels deep, no NaN, no lone surrogate).
 
     Raises:
-        RequestError: with the line and column of the first fault.
+        RequestError: names the line and column of the first fault.
     """
     try:
         return from_json(raw, allow_inf_nan=False)
@@ -117,7 +119,9 @@ def read_samples(raw: bytes) -> CheckedSamples:
 
 
 def read_weighed(read: Callable[[bytes], Read], raw: bytes, limit_bytes: int) -> tuple[int, Read | None]:
-    """Return a body's weight, and what `read` makes of it if that is within the limit. Raises as `read`."""
+    """Return a body's weight, and the result of `read` if the weight is within the limit. Raises as
+    `read`.
+    """
     weighed = weight(raw, limit_bytes)
     return weighed, read(raw) if weighed <= limit_bytes else None
 
@@ -125,10 +129,10 @@ def read_weighed(read: Callable[[bytes], Read], raw: bytes, limit_bytes: int) ->
 def read_apart(
     read: Callable[[bytes], Read], raw: bytes, limit_bytes: int, settings: Settings
 ) -> tuple[int, Read | None]:
-    """Do what `read_weighed` does in a process of its own.
+    """Call `read_weighed` in a process of its own.
 
-    The objects of a large body are checked, written and dropped in C code and by the garbage collector, which
-    hold up every thread for a tenth of a second. Raises what `read` raises, RequestError, ServiceBusy.
+    Checking, serializing and freeing a large body's objects happens in C code and the garbage collector,
+    which block every thread for a tenth of a second. Raises what `read` raises, RequestError, ServiceBusy.
     """
     memory_bytes, deadline_s = settings.plan_memory_bytes, settings.plan_silence_s
     try:
@@ -174,13 +178,14 @@ def invalid(faults: Sequence[Fault]) -> RequestError:
 
 
 def dotted(fault: ErrorDetails, document: object) -> str | None:
-    """Return where `fault` lies in `document` as `source.samples.3.messages`, or None for the whole of it.
+    """Return the path of `fault` in `document`, such as `source.samples.3.messages`, or None for the whole
+    document.
 
-    Pydantic's own path also holds the names of union branches, which nobody wrote: only what can be followed
-    in `document` is kept, and the name of a field that is missing.
+    Pydantic's own path also has the names of union branches, which are not in the document: only parts that
+    exist in `document` are kept, and the name of a missing field.
     """
     parts: list[str] = []
-    here: Any = document  # whatever JSON holds
+    here: Any = document  # any JSON value
     last = len(fault["loc"]) - 1
     for number, part in enumerate(fault["loc"]):
         if isinstance(here, dict):
@@ -196,10 +201,10 @@ def dotted(fault: ErrorDetails, document: object) -> str | None:
 
 
 def _causes(faults: Sequence[Fault]) -> list[Fault]:
-    """Return `faults` without those of a place inside which another lies.
+    """Return `faults` without those at a place that contains another fault.
 
-    A tuple that lost its members to errors is also too short, and a union complains of every branch: the
-    deepest fault is the one that was made.
+    A tuple whose members are invalid is also reported as too short, and a union reports every branch: the
+    deepest fault is the actual one.
     """
     paths = [field.split(".") if field else [] for field, _ in faults]
     inner = {tuple(path[:length]) for path in paths for length in range(len(path))}
@@ -211,5 +216,5 @@ def _message(fault: ErrorDetails) -> str:
 
 
 def clipped(text: str) -> str:
-    """Return `text`, cut where it is long: a message may quote what was sent."""
+    """Return `text`, truncated if it is long: a message may quote input."""
     return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}..."

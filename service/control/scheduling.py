@@ -1,4 +1,4 @@
-"""Makes schedules whose requests have been checked, and jobs of the slots that have come."""
+"""Adds schedules after checking their requests, and makes the jobs of slots that are due."""
 
 import logging
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def add(
     owner: str | None = None,
     turn: AbstractContextManager[None] = ALONE,
 ) -> ScheduleView:
-    """Keep a schedule whose request could be submitted now, and is checked in its `turn`.
+    """Add a schedule if its request could be submitted now; the request is checked within `turn`.
 
     Raises Conflict if its name is taken, and what `submit` raises.
     """
@@ -36,7 +36,7 @@ def add(
 def preview(
     store: Store, settings: Settings, schedule: NewSchedule, turn: AbstractContextManager[None] = ALONE
 ) -> ScheduleView:
-    """Return the schedule as it would be, and keep nothing. Raises as `add` does."""
+    """Return the schedule as it would be added, without adding it. Raises as `add` does."""
     check(schedule.request, settings, turn, of_schedule=True)
     with store.writing() as tx:
         view = schedules.add(tx, schedule)
@@ -45,7 +45,7 @@ def preview(
 
 
 def change(store: Store, which: schedules.Which, changed: ScheduleChange) -> ScheduleView:
-    """Change what is given of a schedule's rules, or pause it. Raises NotFound, RequestError."""
+    """Change the given rules of a schedule, or pause or unpause it. Raises NotFound, RequestError."""
     given = changed.model_dump(exclude_unset=True, exclude={"paused"})
 
     def with_given(rules: ScheduleRules) -> ScheduleRules:
@@ -55,7 +55,7 @@ def change(store: Store, which: schedules.Which, changed: ScheduleChange) -> Sch
 
 
 def post_samples(store: Store, settings: Settings, schedule: int, samples: CheckedSamples) -> None:
-    """Keep samples durably for the next job of a schedule, by its number; the same again are the same file.
+    """Store samples durably for a schedule's next job; posting the same samples again gives the same file.
 
     Raises NotFound, Conflict if its jobs read another source, QuotaExceeded, DiskFull, WriteFailed.
     """
@@ -71,7 +71,7 @@ def post_samples(store: Store, settings: Settings, schedule: int, samples: Check
 
 
 def remove(store: Store, settings: Settings, which: schedules.Which) -> None:
-    """Delete a schedule, and the samples that wait for its next job; its jobs stay.
+    """Delete a schedule and the samples that wait for its next job; its jobs stay.
 
     Raises NotFound, WriteFailed.
     """
@@ -80,7 +80,8 @@ def remove(store: Store, settings: Settings, which: schedules.Which) -> None:
 
 
 def run_now(store: Store, settings: Settings, which: schedules.Which) -> RunView:
-    """Make a job of a schedule beside its slots; a quota or key that refuses it is the run's outcome.
+    """Make a job of a schedule independently of its slots; if a quota or key refuses it, that is the run's
+    outcome.
 
     Raises NotFound, Conflict, DiskFull.
     """
@@ -91,13 +92,13 @@ def run_now(store: Store, settings: Settings, which: schedules.Which) -> RunView
 def run_slots(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
-    """Decide on every slot that has come; return False, since there is no more to do now."""
+    """Decide every slot that is due; return False, since there is no more to do now."""
     submit_due(store)
     return False
 
 
 def submit_due(store: Store) -> int:
-    """Decide on every slot that has come; return on how many. Any number of processes may do so at once.
+    """Decide every slot that is due; return how many. Any number of processes may do so at once.
 
     Raises StoreUnavailable, DiskFull.
     """

@@ -1,4 +1,4 @@
-"""Makes a job of a body of `POST /extract`, once the checks that are cheap have passed."""
+"""Makes a job from a body of `POST /extract` after the cheap checks."""
 
 import shutil
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +13,7 @@ from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
 
 ALONE = nullcontext()
-"""The turn of a process that nobody else sends requests to."""
+"""The turn in a process to which nobody else sends requests."""
 
 
 def submit(
@@ -25,18 +25,18 @@ def submit(
     owner: str | None = None,
     turn: AbstractContextManager[None] = ALONE,
 ) -> JobRow:
-    """Return the job of an owner's `key`, made now if it is new.
+    """Return the job of an owner's idempotency `key`, which is made now if the key is new.
 
-    A job that exists is not checked again: its source may be gone by now, and the client only repeats itself.
+    An existing job is not checked again: its source may be gone by now, and the client only repeats itself.
 
     Raises:
-        RequestError: model, layers, template or source cannot be used; names the field.
+        RequestError: model, layers, template or source cannot be used; it names the field.
         HubDenied: the Hub repository cannot be written to.
-        HubUnavailable: the Hub does not answer, so nothing can be said of the request.
+        HubUnavailable: the Hub does not answer, so the request cannot be checked.
         IdempotencyConflict: `key` was used with another request, or its job was deleted.
-        QuotaExceeded: the owner has as many jobs or bytes as are allowed.
+        QuotaExceeded: the owner already has as many jobs or bytes as allowed.
         DiskFull: too little space is free.
-        ServiceBusy: `turn`, in which the request is checked, does not come.
+        ServiceBusy: the `turn` to check the request does not come in time.
     """
     made = NewJob.of(jobs.new_id(), key, body.request, priority, owner=owner, document=body.document)
     named = store.read(jobs.submitted, made)
@@ -50,7 +50,7 @@ def submit(
 
 
 def check_room(settings: Settings) -> None:
-    """Take nothing more to do where the data folder is nearly full. Raises DiskFull."""
+    """Raise DiskFull if the data folder is nearly full."""
     free_bytes = shutil.disk_usage(settings.data_dir).free
     if free_bytes < settings.min_free_bytes:
         cure = "delete jobs or free space in the data folder, or lower QUARRY_MIN_FREE_BYTES"
@@ -58,7 +58,7 @@ def check_room(settings: Settings) -> None:
 
 
 def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> None:
-    """Refuse shards that stay in the data folder and are larger than its room. Raises DiskFull."""
+    """Refuse a request whose shards stay in the data folder and exceed its free space. Raises DiskFull."""
     room = max(0, shutil.disk_usage(settings.data_dir).free - settings.min_free_bytes)
     if request.storage.stays and needs.stored_bytes is not None and needs.stored_bytes > room:
         detail = f"its {needs.samples} samples take up to {needs.stored_bytes} bytes; {room} are free"
@@ -67,7 +67,9 @@ def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> 
 
 
 def check_scratch(request: ExtractRequest, settings: Settings) -> None:
-    """Refuse shards of which those in flight alone fill what may wait for an upload. Raises OptionRefused."""
+    """Refuse shards so large that those in flight alone exceed `QUARRY_SCRATCH_BYTES`. Raises
+    OptionRefused.
+    """
     if request.storage.stays or settings.scratch_bytes is None:
         return
     num_units = settings.units_in_flight + settings.units_in_proof
@@ -85,12 +87,12 @@ def check(
     *,
     of_schedule: bool = False,
 ) -> None:
-    """Find what is wrong with `request` without reading samples or weights; may ask the Hub.
+    """Check `request` without reading samples or weights; may ask the Hub.
 
-    What strangers wrote is read in a child, at most for `CHECK_S`. That `of_schedule` alone may read posted
+    Untrusted content is read in a child, for at most `CHECK_S`. Only a request `of_schedule` may read posted
     samples, or a folder that has no files yet.
 
-    Imports pyarrow and huggingface_hub, each when it is needed first. Raises as `submit` does.
+    Imports pyarrow and huggingface_hub on first use. Raises as `submit` does.
     """
     from service.plan.child.process import check_named
     from service.plan.sources import open_source, without_token
@@ -99,7 +101,7 @@ def check(
     check_scratch(request, settings)
     check_webhook(request, settings)
     located, source = fetch_target(request, settings), None
-    # All samples of a request were checked already.
+    # Inline samples were already checked.
     if not (request.source.kind == "inline" or (of_schedule and isinstance(request.source, PostedSource))):
         source = without_token(open_source(request.source, settings, may_be_empty=of_schedule))
     with turn:

@@ -1,7 +1,7 @@
-"""Reports a job's end to the address in its request, signed as Standard Webhooks say.
+"""Reports a job's end to the URL in its request, signed according to Standard Webhooks.
 
-The address is a stranger's choice: its name is resolved here, private addresses are refused, and the
-connection goes to the address that was checked, since the name may be another's a moment later.
+The URL is untrusted: its host name is resolved here, private addresses are refused, and the connection is
+made to the checked address, since the name may resolve to another one a moment later.
 """
 
 import asyncio
@@ -30,18 +30,19 @@ from service.work.keeper import Keeper, Kept
 from service.work.runner import attempt, run_next
 
 DEADLINE_S = 20.0
-"""For the name, the connection and the answer's head together; its body is not read."""
+"""Time limit for name resolution, connection and the answer's head together; its body is not read."""
 LONGEST_WAIT_S = 86_400.0
-"""That a receiver may ask for."""
+"""The longest wait that a receiver may ask for."""
 SHORTEST_SECRET = 32
 HOLD_IPV4 = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")
-"""IPv6 that stands for the IPv4 address in its last 32 bits: mapped, and by NAT64."""
+"""IPv6 networks whose addresses hold an IPv4 address in the last 32 bits: mapped, and NAT64."""
 NOT_PUBLIC = [
     ip_network(one)
     for one in ("2002::/16", "3fff::/20", "fec0::/10", "192.0.0.0/24", "192.88.99.0/24", "168.63.129.16")
 ]
-"""What `ipaddress` takes for public, in some versions of Python alone: 6to4, documentation, site-local, what
-protocols and clouds use, and Azure's own to each machine."""
+"""Networks that `ipaddress` considers public, some only in some versions of Python: 6to4, documentation,
+site-local, protocol assignments, 6to4 relay anycast, and Azure's virtual host address.
+"""
 
 
 def check_webhook(request: ExtractRequest, settings: Settings) -> None:
@@ -50,12 +51,12 @@ def check_webhook(request: ExtractRequest, settings: Settings) -> None:
         return
     secret(None, settings)
     host = urlsplit(request.webhook.url).hostname or ""
-    with suppress(ValueError):  # of a name, which is resolved when it is called
+    with suppress(ValueError):  # of a host name, which is resolved at delivery
         _check_address(ip_address(host), host, settings)
 
 
 def secret(owner: str | None, settings: Settings) -> str:
-    """Return what the webhooks of an owner are signed with, so that no owner can sign for another.
+    """Return the secret that signs an owner's webhooks; each owner has a different one.
 
     Raises OptionRefused.
     """
@@ -75,7 +76,7 @@ def secret(owner: str | None, settings: Settings) -> str:
 def run_webhooks(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
-    """Deliver one report; return whether there was one. One that is not taken is tried again for days."""
+    """Deliver one report; return whether there was one. A report that is not accepted is retried for days."""
 
     def work(lease: WebhookLease, _: Kept) -> None:
         status: int | None = None
@@ -91,7 +92,7 @@ def run_webhooks(
 
 
 def _delivered(lease: WebhookLease, settings: Settings) -> int:
-    """Send a report; return the status of an answer that asks for no other attempt: a good one, or 410.
+    """Send a report; return the answer's status if no further attempt is needed: success, or 410.
 
     Raises WebhookFailed, OptionRefused.
     """
@@ -112,7 +113,8 @@ def _delivered(lease: WebhookLease, settings: Settings) -> int:
 
 
 async def _answer(lease: WebhookLease, settings: Settings) -> httpx2.Response:
-    """Send a report to one of the host's addresses, each attempt to the next; return the answer's head.
+    """Send a report to one of the host's addresses, a different one at each attempt; return the answer's
+    head.
 
     Raises TimeoutError, HTTPError, OSError, ValueError, OptionRefused.
     """
@@ -136,7 +138,7 @@ async def _answer(lease: WebhookLease, settings: Settings) -> httpx2.Response:
         asyncio.timeout(DEADLINE_S),
         httpx2.AsyncClient(verify=trusted, trust_env=False, timeout=None) as client,
     ):
-        # A resolver that takes longer is left alone; it ends by its own limit.
+        # A resolver that takes longer is abandoned; it ends by its own time limit.
         addresses = await to_thread.run_sync(
             _addresses, host, parts.port or 443, settings, abandon_on_cancel=True
         )
@@ -153,7 +155,7 @@ async def _answer(lease: WebhookLease, settings: Settings) -> httpx2.Response:
 
 
 def _addresses(host: str, port: int, settings: Settings) -> list[str]:
-    """Return a host's addresses, all of which may be called. Raises OSError, ValueError, OptionRefused."""
+    """Return a host's addresses, each checked to be allowed. Raises OSError, ValueError, OptionRefused."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
     for address in addresses:
@@ -162,7 +164,7 @@ def _addresses(host: str, port: int, settings: Settings) -> list[str]:
 
 
 def _check_address(address: IPv4Address | IPv6Address, host: str, settings: Settings) -> None:
-    """Raise OptionRefused for one that is not public, unless the operator named its host."""
+    """Raise OptionRefused for an address that is not public, unless the operator has allowed its host."""
     if host in {named.lower() for named in settings.webhook_hosts}:
         return
     real = IPv4Address(int(address) & 0xFFFFFFFF) if any(address in net for net in HOLD_IPV4) else address
