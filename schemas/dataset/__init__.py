@@ -1,4 +1,4 @@
-"""The dataset's format: everything that reads or writes a dataset's bytes.
+"""The dataset's file format: everything that reads or writes a dataset's bytes.
 
     columns        the Arrow schemas of shard, index and plan
     codecs/        a layer's states as the bytes of its columns: planes, fp8

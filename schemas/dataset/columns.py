@@ -1,7 +1,7 @@
 """The Arrow schemas on disk: the shard, the light index, the frozen plan; and the bytes of a layer.
 
 A row group is one row. A layer of a row is one uncompressed PLAIN page of a `large_binary` column, without
-dictionary and statistics, so that a reader takes one layer of one row with one `pread`.
+dictionary or statistics, so that one `pread` reads one layer of one row.
 """
 
 from collections.abc import Iterable
@@ -29,13 +29,13 @@ _NUM_TOKENS, _PROMPT_TOKENS = (_required(name, pa.int32()) for name in ("num_tok
 _TOKENS = (_required("input_ids", _list_of(pa.int32())), _required("loss_mask", _list_of(pa.uint8())))
 
 SCALE_BYTES = 4
-"""Of a token's scale, with `fp8`: a float32."""
+"""Size of a token's scale with `fp8`: a float32."""
 
 
 def layer_columns(layer_ids: tuple[int, ...], compression: str) -> tuple[str, ...]:
     """Return the state columns in file order.
 
-    One a layer, or two: `_hi` and `_lo` with `planes`, the codes and their `_scale` with `fp8`.
+    One per layer, or two: `_hi` and `_lo` with `planes`, codes and `_scale` with `fp8`.
     """
     return tuple(f"{LAYER_PREFIX}{k}{suffix}" for k in layer_ids for suffix in _SUFFIXES[compression])
 
@@ -44,7 +44,7 @@ _SUFFIXES = {"none": ("",), "planes": ("_hi", "_lo"), "fp8": ("", "_scale")}
 
 
 def _stored(column: str, hidden_size: int, dtype: str, compression: str) -> dict[str, str]:
-    """Return a state column's field metadata: what its bytes are."""
+    """Return a state column's field metadata, which describes its bytes."""
     metadata = {"dtype": dtype, "shape": f"[num_tokens, {hidden_size}]", "layout": "C,little-endian"}
     if compression == "fp8":
         if column.endswith("_scale"):
@@ -56,10 +56,10 @@ def _stored(column: str, hidden_size: int, dtype: str, compression: str) -> dict
 def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compression: str) -> pa.Schema:
     """Return a shard's schema.
 
-    A layer's value is the raw little-endian `[T, H]` of `dtype` in C order; with `fp8` it is codes of one
-    byte `[T, H]`, beside float32 scales `[T]` (`schemas.dataset.codecs.fp8`). `checksums` holds the xxh3_64
-    of each *layer's* raw bytes (before any split into planes; with `fp8` the codes followed by the scales),
-    in ascending layer order.
+    A layer's value is the raw little-endian `[T, H]` of `dtype` in C order; with `fp8` it is one-byte codes
+    `[T, H]`, with float32 scales `[T]` in a second column (`schemas.dataset.codecs.fp8`). `checksums` holds
+    the xxh3_64 of each *layer's* raw bytes (before any split into planes; with `fp8` the codes followed by
+    the scales), in ascending layer order.
     """
     layers = [
         _required(name, pa.large_binary()).with_metadata(_stored(name, hidden_size, dtype, compression))
@@ -71,13 +71,15 @@ def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compr
 
 
 WITH_STATISTICS = ("sample_id", "num_tokens")
-"""A filter finds its row group by them. Over the states they would cost more than all else together."""
+"""Filters use these statistics to find row groups. For the states they would cost more than everything else
+together.
+"""
 
 ZSTD_LEVEL = 1
 
 
 def is_packed(field: pa.Field) -> bool:
-    """Say whether a shard's column is compressed by zstd: lists, and the high planes of states."""
+    """Return whether a shard's column is compressed with zstd: lists, and the high planes of states."""
     is_state = field.name.startswith(LAYER_PREFIX)
     return bool(field.name.endswith("_hi") if is_state else pa.types.is_list(field.type))
 
@@ -103,7 +105,7 @@ LABEL_PREFIX = "label_"
 
 
 def with_labels(schema: pa.Schema, labels: Iterable[str]) -> pa.Schema:
-    """Return the schema of a plan or an index with a column of text, or null, for each label."""
+    """Return the schema of a plan or an index with a nullable string column for each label."""
     return pa.schema([*schema, *(pa.field(f"{LABEL_PREFIX}{name}", pa.string()) for name in labels)])
 
 
@@ -113,21 +115,22 @@ def labels_of(schema: pa.Schema) -> list[str]:
 
 
 PLAN_SCHEMA = pa.schema([_required("position", pa.int64()), *_NAMES, _PROMPT_TOKENS, *_TOKENS])
-"""One row a sample of one unit, in plan order.
+"""One row per sample of a unit, in plan order.
 
-A row's number in this file is its `row` on the way through the engine.
-`position` counts the source's rows from 0 and is what a reject is recorded under."""
+A row's number in this file is its `row` throughout the capture. `position` counts the source's rows from 0
+and identifies rejects.
+"""
 
 CONTENT_HASH_BYTES = 16
 HASH_FIELDS = (_required("content_hash", pa.binary(CONTENT_HASH_BYTES)),)
-"""Of a schedule's job: the hash that later runs know a sample by."""
+"""In a schedule's job: the hash by which later runs recognize a sample."""
 DIALOGUE_FIELDS = (
     _required("document", pa.string()),
     _required("turn", pa.int32()),
     _required("most_tokens", pa.int32()),
     _required("segments", _list_of(_list_of(pa.int32()))),
 )
-"""Of a job whose rows are held against their conversations: how each prompt goes on."""
+"""In a job whose rows are checked against their conversations: how each prompt continues."""
 
 
 def plan_schema(*, hashed: bool, in_dialogues: bool) -> pa.Schema:
@@ -138,17 +141,18 @@ def plan_schema(*, hashed: bool, in_dialogues: bool) -> pa.Schema:
 
 
 MAX_VALUE_BYTES = 2**31 - 2**16
-"""A layer of one row is one value. Parquet counts a page in an int32; the rest is room for a page's own bytes
-and for what zstd adds at worst."""
+"""Maximum size of a value, which is a layer of one row. Parquet's page sizes are int32; the margin is for the
+page's own bytes and zstd's worst case.
+"""
 
 
 def most_tokens(hidden_size: int, dtype: str) -> int:
-    """Return the tokens of the longest row: `[T, hidden_size]` states of one layer are one value."""
+    """Return the maximum tokens of a row: the `[T, hidden_size]` states of one layer are one value."""
     return MAX_VALUE_BYTES // state_bytes(1, 1, hidden_size, dtype)
 
 
 def stored_token_bytes(num_layers: int, hidden_size: int, dtype: str, compression: str) -> int | None:
-    """Return the bytes of one token's states as they are stored; none where that depends on the states."""
+    """Return the stored size of one token's states, or None if that depends on their values."""
     if compression == "planes":
         return None
     if compression == "fp8":
@@ -157,5 +161,5 @@ def stored_token_bytes(num_layers: int, hidden_size: int, dtype: str, compressio
 
 
 def state_bytes(num_tokens: int, num_layers: int, hidden_size: int, dtype: str) -> int:
-    """Return the bytes of `[num_layers, num_tokens, hidden_size]` states of `dtype`, as captured."""
+    """Return the size in bytes of `[num_layers, num_tokens, hidden_size]` states of `dtype`, as captured."""
     return num_tokens * num_layers * hidden_size * DTYPE_BYTES[dtype]

@@ -1,8 +1,8 @@
-"""Writes files past the page cache: whole blocks go by O_DIRECT from memory that begins on a page.
+"""Writes files past the page cache: whole blocks are written with O_DIRECT from page-aligned memory.
 
-The kernel copies nothing, keeps nothing, and has nothing left to flush when the file is sealed: on 2 cores a
-GB costs a tenth of the CPU that `write()` takes for it. A file system without O_DIRECT is written to and read
-from through the page cache. `schemas.dataset.files` reads.
+The kernel copies nothing, caches nothing, and has nothing left to flush when the file is sealed: on 2 cores,
+a GB takes a tenth of the CPU time of buffered `write()`. On a file system without O_DIRECT, files are written
+and read through the page cache. `schemas.dataset.files` reads.
 """
 
 import errno
@@ -16,19 +16,19 @@ import xxhash
 from schemas.dataset.memory import Bytes, page_aligned
 
 BLOCK_BYTES = 4096
-"""Offsets and lengths are multiples of it: the largest logical block of disks."""
+"""Offsets and lengths are multiples of this, the largest logical block size of disks."""
 
 MEMORY_ALIGN_BYTES = 512
-"""Addresses are multiples of it: the most that Linux asks for where a logical block has 512 bytes."""
+"""Addresses are multiples of this, which Linux requires at most if logical blocks have 512 bytes."""
 
 STAGE_BYTES = 2**20
-"""Memory that gathers short and unaligned pieces."""
+"""Size of the buffer that collects short and unaligned pieces."""
 
 
 class DirectWriter:
-    """Writes a new file front to back, and hashes what it writes.
+    """Writes a new file sequentially, and hashes what it writes.
 
-    All raise OSError. `position` is where the next byte goes.
+    All methods raise OSError. `position` is the offset of the next byte.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,9 @@ class DirectWriter:
         self.position = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes; what lies aligned in memory and meets a block's border goes out as it lies."""
+        """Append bytes; whole blocks that are aligned in memory and in the file are written without a
+        copy.
+        """
         if not len(data):
             return
         self._xxh3.update(data)
@@ -61,7 +63,7 @@ class DirectWriter:
                 self._flush()
 
     def pad(self, num_bytes: int) -> None:
-        """Append zeros until `num_bytes` more would end on a block's border."""
+        """Append zeros until `num_bytes` more would end on a block boundary."""
         self.write(bytes(-(self.position + num_bytes) % BLOCK_BYTES))
 
     def end(self) -> str:
@@ -98,7 +100,7 @@ class DirectWriter:
 
 
 def open_direct(path: Path, flags: int) -> int:
-    """Open past the page cache, or through it where the file system has no other way."""
+    """Open past the page cache, or through it if the file system does not support O_DIRECT."""
     try:
         return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -108,7 +110,7 @@ def open_direct(path: Path, flags: int) -> int:
 
 
 def refuses_direct(fd: int, error: OSError) -> bool:
-    """Say whether a call failed because of O_DIRECT, which is then given up for this file."""
+    """Return whether a call failed because of O_DIRECT, and if so turn it off for this file."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
         return False

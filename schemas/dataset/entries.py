@@ -1,4 +1,4 @@
-"""What is known of a dataset's files from their commit on: in the database, over HTTP, in the manifest."""
+"""The entries of a dataset's files, as in the database, over HTTP and in the manifest."""
 
 from schemas.base import Wire
 

@@ -1,10 +1,10 @@
-"""The error of the dataset library, and the system's numbers for a full disk."""
+"""The dataset library's error, and the errno values of a full disk."""
 
 import errno
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""`OSError.errno` where the disk, or the user's share of it, is full."""
+"""Values of `OSError.errno` if the disk, or the user's quota on it, is full."""
 
 
 class DatasetError(ValueError):
-    """A file of a dataset is not what it must be, or does not hold what was asked for; names the file."""
+    """A file of a dataset is invalid, or lacks what was requested; the message names the file."""

@@ -1,6 +1,6 @@
-"""Byte ranges of a file: what the shard reader reads through. A local file; `service.reader` adds the Hub's.
+"""Reads byte ranges of local files, for the shard reader. The service adds files on the Hub and over HTTP.
 
-Only the ranges that are asked for are read, so that one layer of a dataset costs one layer's bytes.
+Only the requested ranges are read, so that reading one layer of a dataset costs one layer's bytes.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from schemas.dataset.direct import BLOCK_BYTES, open_direct, refuses_direct
 from schemas.dataset.memory import Bytes, page_aligned
 
 PIECE_BYTES = 4 * 2**20
-"""Read at once where a file is only hashed."""
+"""How much is read at a time if a file is only hashed."""
 
 
 class RangeFile(Protocol):
@@ -27,17 +27,17 @@ class RangeFile(Protocol):
         """The file's length."""
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
-        """Return `num_bytes` bytes from `offset` on, writable and the caller's own.
+        """Return `num_bytes` bytes from `offset` on, as a writable copy.
 
         Raises EOFError if the file ends before them, and OSError.
         """
 
     def arrow(self) -> Any:  # noqa: ANN401 - pyarrow is untyped
-        """Return what `pyarrow.parquet.ParquetFile` opens."""
+        """Return a path or file object for `pyarrow.parquet.ParquetFile`."""
 
 
 class LocalFile:
-    """A file of this machine, read through the page cache or past it."""
+    """A local file, read through the page cache or past it."""
 
     def __init__(self, path: Path, *, direct: bool = False) -> None:
         """Open the file. Raises OSError."""
@@ -49,7 +49,7 @@ class LocalFile:
         self.close()
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
-        """Return `num_bytes` bytes from `offset` on, in memory that nobody else has."""
+        """Return `num_bytes` bytes from `offset` on, in memory of their own."""
         end = offset + num_bytes
         if not 0 <= offset <= end <= self.num_bytes:
             raise EOFError(f"the file ends at byte {self.num_bytes}, the read at byte {end}")
@@ -69,7 +69,9 @@ class LocalFile:
 
     @cached_property
     def mapping(self) -> Bytes:
-        """The whole file, mapped: what is written there is this process's own and reaches no disk."""
+        """The whole file, mapped copy-on-write: writes are private to this process and never reach the
+        disk.
+        """
         return np.memmap(self.path, np.uint8, mode="c")
 
     def close(self) -> None:
@@ -79,8 +81,8 @@ class LocalFile:
             os.close(fd)
 
     def _page_memory(self, num_bytes: int) -> Bytes:
-        """Return memory for a direct read, which begins on a page."""
-        # From the allocator, which keeps what was freed: fresh pages cost several times the read.
+        """Return page-aligned memory for a direct read."""
+        # From the allocator, which reuses freed memory: fresh pages cost several times the read.
         memory = np.empty(num_bytes + BLOCK_BYTES, np.uint8)
         return memory[-memory.ctypes.data % BLOCK_BYTES :][:num_bytes]
 
@@ -98,14 +100,14 @@ class LocalFile:
                 raise EOFError(
                     f"the file ends at byte {offset + filled}, the read at byte {offset + num_bytes}"
                 )
-            # A short read ends where the file does, or else on a block's border.
+            # A short read ends at the end of the file or on a block boundary.
             filled += count
 
 
 class DirectReader(LocalFile):
-    """Reads a file front to back past the page cache, and hashes what it reads.
+    """Reads a file sequentially past the page cache, and hashes what it reads.
 
-    What it returns is in a buffer that the next call overwrites.
+    Returned data is in a buffer that the next call overwrites.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,14 +118,16 @@ class DirectReader(LocalFile):
         self._buffer = page_aligned(2 * PIECE_BYTES)
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
-        """Return a range. What lies before it is read and hashed too; one from before `position` is not."""
+        """Return a range. Bytes skipped before it are read and hashed, too; a range before `position` is not
+        hashed again.
+        """
         if offset < self.position:
             return super().read(offset, num_bytes)
         begin = self.position
         return self.upto(offset + num_bytes)[offset - begin :]
 
     def upto(self, end: int) -> Bytes:
-        """Return the bytes from `position` to `end`; then `position` is there."""
+        """Return the bytes from `position` to `end`, and set `position` to `end`."""
         data = super().read(self.position, end - self.position)
         self._xxh3.update(data.data)
         self._sha256.update(data.data)
@@ -131,12 +135,12 @@ class DirectReader(LocalFile):
         return data
 
     def tail(self, num_bytes: int) -> Bytes:
-        """Return the file's last bytes, or all of them; neither hashed nor passed."""
+        """Return up to `num_bytes` from the end of the file, without hashing or advancing."""
         begin = max(0, self.num_bytes - num_bytes)
         return super().read(begin, self.num_bytes - begin)
 
     def tail_xxh3(self, num_bytes: int) -> str:
-        """Return the hex xxh3_128 of the file's last bytes, or of all of them; they are read in pieces."""
+        """Return the hex xxh3_128 of the file's last `num_bytes`, or of all of it, reading in pieces."""
         xxh3 = xxhash.xxh3_128()
         for offset in range(max(0, self.num_bytes - num_bytes), self.num_bytes, PIECE_BYTES):
             xxh3.update(super().read(offset, min(PIECE_BYTES, self.num_bytes - offset)).data)

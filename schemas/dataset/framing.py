@@ -1,9 +1,9 @@
-"""Writes a shard: Parquet's page headers and footer around values that lie elsewhere.
+"""Writes a shard: Parquet's page headers and footer around values in the caller's memory.
 
-pyarrow's writer copies every value into a page of its own and puts it where it likes. With frames of our own
-a layer goes from the pool's pages to the disk (O_DIRECT) as it lies, at an offset that the caller chooses:
-one row a row group, one data page (v1) a column chunk, PLAIN. There is no page index, since a chunk is one
-page; `sample_id` and `num_tokens` have statistics, by which a filter finds its row group.
+pyarrow's writer copies every value into a page of its own and chooses the offset. With our own framing, a
+layer is written from the pool's pages to the disk (O_DIRECT) without a copy, at a chosen offset: one row per
+row group, one data page (v1) per column chunk, PLAIN. There is no page index, since a chunk is one page;
+`sample_id` and `num_tokens` have statistics, with which filters find row groups.
 
 Sources, in the repository of the Parquet format: `parquet.thrift` for all structs, enums and their numbers,
 `Encodings.md` for PLAIN and for runs of levels, `LogicalTypes.md` for lists and for converted types.
@@ -39,10 +39,12 @@ from schemas.dataset.thrift import (
 )
 
 MAGIC = b"PAR1"
-"""First and last in the file."""
+"""The first and last bytes of the file."""
 
 ALIGNED_BYTES = 2**18
-"""A layer of so many bytes begins on a block's border: at most 1.6 % more file. A shorter one is copied."""
+"""A layer of at least this size begins on a block boundary, which makes the file at most 1.6 % larger. A
+shorter one is copied.
+"""
 
 _CREATED_BY = b"eagle-quarry version 1"
 _FORMAT_VERSION = 2
@@ -53,14 +55,14 @@ _UNCOMPRESSED, _ZSTD = i32(0), i32(6)
 _REQUIRED, _OPTIONAL, _REPEATED = i32(0), i32(1), i32(2)
 _NO_NULLS = i64(0)
 _TYPE_ORDER = record({1: struct({})})
-"""Without it readers do not trust statistics."""
+"""Without this, readers do not trust statistics."""
 _INT32, _INT64, _BYTE_ARRAY = i32(1), i32(2), i32(6)
 _UTF8, _LIST, _UINT_8, _UINT_64 = i32(0), i32(3), i32(11), i32(14)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How Parquet holds an Arrow type; `numbers` is what PLAIN stores, None for bytes with a length."""
+    """How Parquet stores an Arrow type; `numbers` is PLAIN's number type, None for length-prefixed bytes."""
 
     physical: Value
     numbers: DTypeLike
@@ -76,26 +78,28 @@ _KINDS: dict[pa.DataType, _Kind] = {
 }
 
 Cell = str | int | NDArray[Any] | None
-"""A column's value in one row: a list's numbers and a layer's bytes are arrays of one dimension."""
+"""A column's value in one row: lists of numbers and a layer's bytes are one-dimensional arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A leaf: what is the same of it in every row. `metadata` has the first four fields of ColumnMetaData."""
+    """A leaf column: what is the same in every row. `metadata` has the first four fields of
+    ColumnMetaData.
+    """
 
     name: str
     kind: _Kind
     nullable: bool
     is_list: bool
     in_place: bool
-    """Written from where it lies, by O_DIRECT."""
+    """Written without a copy, with O_DIRECT."""
     codec: Any  # pa.Codec or None; pyarrow is untyped
     metadata: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A cell as it is stored: `head` and `payload`; `num_bytes` is their length before compression."""
+    """A cell as stored, `head` and `payload`; `num_bytes` is their length before compression."""
 
     num_values: int
     num_bytes: int
@@ -105,13 +109,14 @@ class Page:
 
 
 class ShardFile:
-    """A shard that is being written: `write_row` for each row, then `end`.
+    """A shard being written: call `write_row` for each row, then `end`.
 
-    Holds about 2 KB a row of twelve columns until then, and no value: its memory is free once it is written.
+    Until then it holds about 2 KB per row of twelve columns, and no values: their memory is free once
+    written.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        """Create or empty the file of a shard's schema with its metadata.
+        """Create or empty the file; `schema` is a shard's, with metadata.
 
         Raises OSError; KeyError for a type that no shard has.
         """
@@ -122,10 +127,11 @@ class ShardFile:
         self._file.write(MAGIC)
 
     def write_row(self, cells: Iterable[Cell | Page]) -> None:
-        """Append a row group, of a cell for each column; each is written before the next is asked for.
+        """Append a row group with a cell for each column; each cell is written before the next is
+        requested.
 
-        Raises OSError; ValueError if the cells are not as many as the columns, or if one has more than
-        `MAX_VALUE_BYTES`. The file is of no use after either.
+        Raises OSError; ValueError if the number of cells is not that of the columns, or if one has more than
+        `MAX_VALUE_BYTES`. The file is unusable after either.
         """
         chunks: list[bytes] = []
         row_bytes = 0
@@ -164,7 +170,7 @@ class ShardFile:
         self._file.close()
 
     def _tail(self) -> bytes:
-        # Readers of pyarrow take the Arrow schema from here.
+        # pyarrow reads the Arrow schema from here.
         arrow = base64.b64encode(self._schema.serialize())
         pairs = {**(self._schema.metadata or {}), b"ARROW:schema": arrow}
         footer = record(
@@ -182,9 +188,10 @@ class ShardFile:
 
 
 def pages(schema: pa.Schema, cells: Iterable[Cell]) -> Iterator[Page]:
-    """Yield what `ShardFile.write_row` makes of each cell, so that another thread can make it before.
+    """Yield the pages of a row's cells for `ShardFile.write_row`, so that another thread can make them in
+    advance.
 
-    A page without compression is a view of its cell. Raises ValueError as `write_row` does.
+    An uncompressed page is a view of its cell. Raises ValueError as `write_row` does.
     """
     for column, cell in zip(_columns(schema), cells, strict=True):
         yield _page(column, cell)
@@ -230,7 +237,7 @@ def _kind(field: pa.Field) -> _Kind:
 
 
 def _plain(column: _Column, cell: Cell) -> tuple[int, bytes, memoryview]:
-    """Return a page's number of values, what comes before the value's bytes, and those bytes."""
+    """Return a page's number of values, the bytes before the value, and the value's bytes."""
     numbers = column.kind.numbers
     if numbers is not None:
         elements = np.atleast_1d(np.asarray(cell)).astype(numbers, copy=False)
@@ -244,7 +251,7 @@ def _plain(column: _Column, cell: Cell) -> tuple[int, bytes, memoryview]:
 
 
 def _list_levels(num_elements: int) -> bytes:
-    """Return the repetition and definition levels of one list: 0, 1, 1, ... and as many 1s.
+    """Return the repetition and definition levels of one list: 0, 1, 1, ..., and the same number of 1s.
 
     An empty list is one entry of level 0 in both.
     """
@@ -263,15 +270,15 @@ def _sized(levels: bytes) -> bytes:
     return len(levels).to_bytes(4, "little") + levels
 
 
-@lru_cache(maxsize=256)  # a row's layers have one size, and its numbers are four bytes each
+@lru_cache(maxsize=256)  # all layers of a row have the same size, as do all scalars
 def _page_header(uncompressed_bytes: int, num_bytes: int, num_values: int) -> bytes:
-    """Return a PageHeader, of 30 bytes at most, for sizes that leave it out."""
+    """Return a PageHeader of at most 30 bytes; the sizes do not include the header."""
     data_page = struct({1: i32(num_values), 2: _PLAIN, 3: _RLE, 4: _RLE})
     return record({1: _DATA_PAGE, 2: i32(uncompressed_bytes), 3: i32(num_bytes), 5: data_page})
 
 
 def _schema_elements(schema: pa.Schema) -> Value:
-    """Return the schema's tree, depth first; a list is three levels deep."""
+    """Return the schema tree, depth first; a list has three levels."""
     elements: list[Mapping[int, Value]] = [{3: _REQUIRED, 4: binary(b"schema"), 5: i32(len(schema))}]
     for field in schema:
         kind, name = _kind(field), binary(field.name.encode())

@@ -1,4 +1,4 @@
-"""A unit's light index: everything of its rows but the states."""
+"""A unit's light index: everything in its rows except the states."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,17 @@ from schemas.dataset.token_counts import TokenTally
 
 _LIGHT_COLUMNS = ("sample_id", "source_id", "num_tokens", "prompt_tokens", "input_ids", "loss_mask")
 _GROUP_ROWS = 512
-"""Keeps a row group far below what the Hub's viewer reads at once, even where rows have 100k tokens."""
+"""Keeps a row group far below what the Hub's viewer reads at once, even with rows of 100k tokens."""
 
 IndexRows = dict[tuple[str, int], dict[str, Any]]
-"""An index file's rows as Python values, by shard path and row in it."""
+"""An index file's rows as Python values, by (shard path, row in the shard)."""
 
 
 Witness = tuple[tuple[int, float], ...]
-"""The engine's most likely tokens after a row's last token with their log-probabilities, the likeliest first.
+"""The engine's most likely tokens after a row's last token with their log-probabilities, most likely
+first.
 
-They are of the raw logits, whatever token was sampled.
+The log-probabilities are of the raw logits, whatever token was sampled.
 """
 
 
@@ -41,11 +42,11 @@ def write_index(
     """Seal the index of one unit at `final`, in plan order; the same inputs give the same bytes.
 
     Args:
-        final: where the file gets its name, durably.
+        final: the final path of the file.
         path: its path inside the dataset repository.
         shards: the rows of the unit's sealed shards, in file order, by the shard's path in the repository.
         plan: the unit's frozen samples.
-        witnesses: what the engine said after the last token of each row, by plan row.
+        witnesses: the engine's most likely tokens after each row's last token, by plan row.
 
     Returns:
         The file's entry, and how often each token is supervised in it.

@@ -1,6 +1,7 @@
-"""`jobs.json` beside the card: a row for each job of a repository, so that no push reads other manifests.
+"""`jobs.json`, next to the card: a row for each job of a repository, so that a push need not read other
+manifests.
 
-A row counts only while the manifest that it was made from is the one in the repository.
+A row is valid only as long as the manifest that it was made from is the one in the repository.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ class JobEntry(Wire):
 
     @classmethod
     def of(cls, manifest: Manifest, content: bytes) -> Self:
-        """Make the row of a manifest whose file holds `content`."""
+        """Return the row of a manifest whose file has this `content`."""
         hub = manifest.request.hub
         return cls(
             provenance=manifest.provenance,
@@ -70,5 +71,5 @@ def table_of(jobs: Iterable[JobEntry]) -> str:
 
 
 def git_oid(content: bytes) -> str:
-    """Return the name that git gives to a file of this content."""
+    """Return git's object id for a file with this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

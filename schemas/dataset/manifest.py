@@ -1,4 +1,4 @@
-"""The manifest: a job's whole account. Every planned sample is in a shard or among the rejects."""
+"""The manifest: the complete record of a job. Every planned sample is in a shard or among the rejects."""
 
 import json
 from collections.abc import Mapping
@@ -62,7 +62,9 @@ class CanaryReport(Wire):
 
     @property
     def noise(self) -> str | None:
-        """Say how far the model's dtype takes it; nothing where the reference in that dtype was met."""
+        """Describe the rounding noise of the model's dtype; None if the reference in that dtype was
+        matched.
+        """
         layers = [one for one in self.layers if one.own_median_rel_error is not None]
         if not layers:
             return None
@@ -135,13 +137,14 @@ class Manifest(Versioned):
 
     @property
     def is_consumed(self) -> bool:
-        """Whether the job's shards went once its consumers had them."""
+        """Whether the job's shards were removed once its consumers had read them."""
         storage = (self.request.model_extra or {}).get("storage")
         return isinstance(storage, dict) and storage.get("retention") == "consumed"
 
 
 def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
-    """Return the manifest in a file called `name`, and how the content contradicts its own digest, or none.
+    """Return the manifest in a file called `name`, and how the content contradicts its own digest, or
+    None.
 
     Raises DatasetError.
     """

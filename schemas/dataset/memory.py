@@ -1,8 +1,8 @@
-"""Memory that begins on a page, in huge pages where the kernel has them.
+"""Page-aligned memory, in huge pages if the kernel supports them.
 
-The kernel handles each page of a direct read or write by itself. With pages of 2 MiB that takes a third of
-the CPU time that it takes with pages of 4 KiB, and a fast disk is kept busier: for 32 KiB 0.3 us instead of
-1.4 in writes of 16 MiB, 0.6 instead of 2.2 in reads of 4 MiB.
+The kernel handles each page of a direct read or write separately. With 2 MiB pages that takes a third of the
+CPU time that it takes with 4 KiB pages, and keeps a fast disk busier: per 32 KiB, 0.3 us instead of 1.4 us in
+writes of 16 MiB, and 0.6 us instead of 2.2 us in reads of 4 MiB.
 """
 
 import mmap
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 KEPT_BYTES_MAX = 2**25
-"""Longer scratch is not kept: each writer thread would hold it for the life of the engine."""
+"""Larger scratch memory is not kept: each writer thread would hold it for the life of the engine."""
 
 _kept = threading.local()
 
 
 def mapped(num_bytes: int) -> mmap.mmap:
-    """Return private memory, zero and not yet paged in. Raises OSError."""
+    """Return private, zeroed memory that is not yet paged in. Raises OSError."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A kernel built without huge pages knows no such advice.
+    # A kernel built without huge pages rejects this advice.
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
@@ -35,7 +35,9 @@ def page_aligned(num_bytes: int) -> Bytes:
 
 
 def scratch(purpose: str, num_bytes: int) -> Bytes:
-    """Return memory of this thread until it asks for that purpose again: new pages cost more than a copy."""
+    """Return thread-local memory, valid until the next call for the same purpose: new pages cost more than a
+    copy.
+    """
     if num_bytes > KEPT_BYTES_MAX:
         return np.empty(num_bytes, np.uint8)
     kept = getattr(_kept, purpose, None)

@@ -1,4 +1,4 @@
-"""The target's final norm: makes of a pre-norm state what the model's own head is fed. Imports torch.
+"""The target's final norm: turns a pre-norm state into the input of the model's own head. Imports torch.
 
 Legend: T tokens, H hidden size.
 """
@@ -14,21 +14,21 @@ from schemas.dataset.files import RangeFile
 from schemas.identity import FinalNorm
 
 MAX_BYTES = 2**24
-"""Of a file of the final norm: its weight and bias are two vectors [H]."""
+"""Maximum size of a final norm's file: weight and bias are two vectors [H]."""
 
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """The final norm as the checkpoint stores it, [H] each; one without a weight has a weight of ones."""
+    """The final norm as stored in the checkpoint, [H] each; a norm without a weight has a weight of ones."""
 
     norm: FinalNorm
     weight_H: torch.Tensor
     bias_H: torch.Tensor | None
 
     def __call__(self, states_TH: torch.Tensor) -> torch.Tensor:
-        """Return the post-norm states [T, H] in the dtype given, rounded where the engines round.
+        """Return the post-norm states [T, H] in the dtype of `states_TH`, rounded where the engines round.
 
-        An RMSNorm rounds before it multiplies by its weight; Gemma's and LayerNorm only at the end.
+        RMSNorm rounds before multiplying by the weight; Gemma's RMSNorm and LayerNorm round only at the end.
         """
         dtype, kind = states_TH.dtype, self.norm.kind
         centred_TH, inverse_T1 = self.centred(states_TH)
@@ -43,7 +43,7 @@ class NormWeights:
 
     @property
     def centres(self) -> bool:
-        """Say whether the norm takes the mean away."""
+        """Whether the norm subtracts the mean."""
         return self.norm.kind == "layernorm"
 
     def centred(self, states_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,8 +57,8 @@ class NormWeights:
 def norm_bytes(weights: NormWeights) -> bytes:
     """Return the safetensors file of a final norm: the same norm gives the same bytes.
 
-    Its metadata holds `final_norm`, the JSON of `FinalNorm`, as its only key, because safetensors writes
-    several in any order.
+    Its metadata has `final_norm`, the JSON of `FinalNorm`, as its only key, because safetensors writes
+    several keys in arbitrary order.
     """
     tensors = {"weight": weights.weight_H} | ({} if weights.bias_H is None else {"bias": weights.bias_H})
     content: bytes = save(tensors, metadata={"final_norm": weights.norm.model_dump_json()})
@@ -66,12 +66,12 @@ def norm_bytes(weights: NormWeights) -> bytes:
 
 
 def read_norm_file(file: RangeFile, name: str, norm: FinalNorm, hidden_size: int) -> NormWeights:
-    """Read what `norm_bytes` made, from a file called `name`. Raises DatasetError, OSError."""
+    """Read a file written by `norm_bytes` and called `name`. Raises DatasetError, OSError."""
     if file.num_bytes > MAX_BYTES:
         raise DatasetError(f"{name} has {file.num_bytes} bytes; a final norm has at most {MAX_BYTES}")
     try:
         tensors: dict[str, torch.Tensor] = load(file.read(0, file.num_bytes).tobytes())
-    except (SafetensorError, EOFError, KeyError) as error:  # the last: torch has no such dtype
+    except (SafetensorError, EOFError, KeyError) as error:  # KeyError: torch has no such dtype
         raise DatasetError(f"{name} is not a safetensors file: {error}") from error
     shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
     if "weight" not in shapes or any(shape != [hidden_size] for shape in shapes.values()):

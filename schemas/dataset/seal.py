@@ -1,4 +1,6 @@
-"""The one way a file gets its final name: temporary name beside it, fsync, rename, fsync of the folder."""
+"""The only way a file gets its final name: a temporary name in the same folder, fsync, rename, fsync of the
+folder.
+"""
 
 import hashlib
 import os
@@ -10,9 +12,10 @@ BLOCK_BYTES = 2**20
 
 
 def temporary(final: Path, attempt: str = "") -> Path:
-    """Return the name a file has until it is sealed.
+    """Return the name that a file has until it is sealed.
 
-    Hidden, and in the same folder, so that the rename is atomic. `attempt` distinguishes writers of one file.
+    It is hidden, and in the same folder, so that the rename is atomic. `attempt` distinguishes writers of the
+    same file.
     """
     return final.with_name(f".{final.name}{attempt and '.'}{attempt}.tmp")
 
@@ -27,14 +30,14 @@ def fsync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, durably. Raises OSError.
+    """Create a folder and its missing parents durably. Raises OSError.
 
-    A folder that is there is synced too: another process may have just made it.
+    An existing folder is synced, too: another process may have just created it.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-    with suppress(PermissionError):  # who may not read the folder above has not made this one
+    with suppress(PermissionError):  # a process that may not read the parent cannot have created this folder
         fsync(folder.parent)
 
 
@@ -51,7 +54,7 @@ def sha256_of(path: Path, watch: Callable[[], None] = lambda: None) -> tuple[str
 def seal(final: Path, attempt: str = "") -> None:
     """Give the complete file at `temporary(final, attempt)` its final name, durably. Raises OSError.
 
-    After an error before the rename there is no file of the final name.
+    If an error occurs before the rename, there is no file with the final name.
     """
     temp = temporary(final, attempt)
     fsync(temp)
@@ -61,7 +64,7 @@ def seal(final: Path, attempt: str = "") -> None:
 
 @contextmanager
 def sealing(final: Path, attempt: str = "") -> Iterator[Path]:
-    """Yield the temporary path to write to; name it durably on success, remove it on any error."""
+    """Yield the temporary path to write to; seal the file on success, remove it on any error."""
     make_folder(final.parent)
     temp = temporary(final, attempt)
     try:
@@ -73,15 +76,15 @@ def sealing(final: Path, attempt: str = "") -> Iterator[Path]:
 
 
 def seal_bytes(final: Path, content: bytes, attempt: str = "") -> None:
-    """Seal a small file of this content. Raises OSError."""
+    """Write and seal a small file. Raises OSError."""
     with sealing(final, attempt) as temp:
         temp.write_bytes(content)
 
 
 def move_durably(source: Path, final: Path) -> None:
-    """Move a sealed file to another folder of the same filesystem.
+    """Move a sealed file to another folder on the same file system.
 
-    Several may do it at once: when this returns the move is durable, whoever made it. Raises OSError;
+    Several processes may do so at once: on return the move is durable, whoever made it. Raises OSError;
     FileNotFoundError if the file is in neither place.
     """
     make_folder(final.parent)
@@ -91,6 +94,6 @@ def move_durably(source: Path, final: Path) -> None:
         if not final.exists():
             raise
     fsync(final.parent)
-    # Whoever moved the folder's last file may have removed the folder.
+    # The process that moved the folder's last file may have removed the folder.
     with suppress(FileNotFoundError):
         fsync(source.parent)

@@ -1,10 +1,10 @@
 """Reads one sealed shard: its footer, its rows without their states, and the bytes of one layer of one row.
 
-A layer that is not compressed is the last of its column chunk, behind a length of 4 bytes. It is read at the
-place that the footer names, past pyarrow, which would copy it twice. Every length is checked before memory is
-taken for it. `schemas.dataset.states` makes tensors of the bytes; this module needs no torch.
+An uncompressed layer is at the end of its column chunk, after a 4-byte length. It is read directly at the
+offset from the footer, since pyarrow would copy it twice. Every length is checked before memory is allocated
+for it. `schemas.dataset.states` makes tensors from the bytes; this module does not need torch.
 
-A damaged file raises DatasetError, except that pyarrow ends the process over some damaged footers: read a
+A damaged file raises DatasetError, except that pyarrow crashes the process on some damaged footers: read a
 file whose hash is wrong in a separate process.
 
 Legend: T tokens, H hidden size.
@@ -35,14 +35,14 @@ from schemas.identity import DTYPE_BYTES, Provenance
 _MAX_PAGE_HEADER_BYTES = 512
 _LENGTH_BYTES = 4
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-"""A frame of zstd begins with it, behind the page's header."""
+"""The first bytes of a zstd frame, which follows the page header."""
 _MAX_GAP_BYTES = 8192
-"""Between two values: a page's header, and zeros up to the next block of the disk."""
+"""Maximum gap between two values: a page header, and zeros up to the next disk block."""
 
 
 @dataclass(frozen=True, slots=True)
 class LightRow:
-    """A row without its states: `input_ids` int32 [T], `loss_mask` uint8 [T], one xxh3_64 a layer."""
+    """A row without its states: `input_ids` int32 [T], `loss_mask` uint8 [T], one xxh3_64 per layer."""
 
     sample_id: str
     source_id: str | None
@@ -56,16 +56,18 @@ class LightRow:
 
 @contextmanager
 def open_shard(path: Path) -> "Iterator[Shard]":
-    """Open a local shard for the block, to be read through the page cache. Raises DatasetError, OSError."""
+    """Open a local shard within the context, to be read through the page cache. Raises DatasetError,
+    OSError.
+    """
     with closing(LocalFile(path)) as file, closing(Shard(file, path.name)) as shard:
         yield shard
 
 
 class Shard:
-    """An open shard. All raise DatasetError, and OSError that names the file."""
+    """An open shard. All methods raise DatasetError, and OSError with the file's name."""
 
     def __init__(self, file: RangeFile, name: str) -> None:
-        """Read the footer and hold the schema against the one its own provenance asks for."""
+        """Read the footer and check the schema against the one that its provenance requires."""
         self._file, self.name = file, name
         with self._naming("the file cannot be opened as Parquet"):
             self._parquet: Any = pq.ParquetFile(file.arrow(), pre_buffer=False)
@@ -73,7 +75,7 @@ class Shard:
         self._check_footer()
 
     def close(self) -> None:
-        """Let go of the file, which stays open."""
+        """Release the file without closing it."""
         self._parquet.close()
 
     @cached_property
@@ -99,11 +101,11 @@ class Shard:
         return rows
 
     def layer_bytes(self, row: int, layer_id: int, num_tokens: int | None = None) -> tuple[Bytes, ...]:
-        """Return the bytes of one layer of one row that its checksum is over, in one array or in two.
+        """Return the bytes of one layer of one row that its checksum covers, in one or two arrays.
 
-        With fp8 they are T * H codes and T scales; otherwise one array of T * H elements of the dtype, in
-        which planes are merged. `num_tokens` is T where it is known from elsewhere, so that the light columns
-        need not be read. The arrays hold as long as what the file's `read` returns.
+        With fp8 they are T * H codes and T scales; otherwise one array of T * H elements of the dtype, with
+        planes merged. `num_tokens` is T if the caller knows it, so that the light columns need not be read.
+        The arrays are valid as long as the result of the file's `read`.
         """
         identity = self.provenance.identity
         if layer_id not in identity.layer_ids:
@@ -124,8 +126,8 @@ class Shard:
     def mapped(self, row: int, layer_ids: Sequence[int], num_tokens: int) -> Bytes | None:
         """Return the bytes [L, T * H * width] of layers of one row as a view of the mapped file.
 
-        Null where there is none: the file is not local, the states are packed, or the layers do not lie at
-        even distances, as those of less than 1 MiB may not.
+        Return None if there is no such view: the file is not local, the states are compressed, or the layers
+        are not evenly spaced, which may happen with small layers.
         """
         identity = self.provenance.identity
         if identity.compression != "none" or not isinstance(self._file, LocalFile):
@@ -183,7 +185,7 @@ class Shard:
             raise self._error(f"row {row} ({light.sample_id}): {lengths}")
 
     def _plain(self, row: int, columns: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Bytes, ...]:
-        """Read uncompressed values that lie side by side, each the end of its column chunk, in one read."""
+        """Read adjacent uncompressed values, each at the end of its column chunk, in one read."""
         begins = [self._plain_start(row, column, size) for column, size in zip(columns, sizes, strict=True)]
         ends = [begin + _LENGTH_BYTES + size for begin, size in zip(begins, sizes, strict=True)]
         for end, begin in zip(ends, begins[1:], strict=False):
@@ -204,13 +206,15 @@ class Shard:
     def _plain_start(self, row: int, column: str, num_bytes: int) -> int:
         """Return the offset of an uncompressed value's 4-byte length."""
         chunk = self._chunk(row, column, num_bytes)
-        # Not asked of the footer: pyarrow aborts the process over a codec it does not know.
+        # The codec is not read from the footer: pyarrow aborts the process on an unknown codec.
         if chunk.total_compressed_size != chunk.total_uncompressed_size:
             raise self._error(f"row {row}: {column} is compressed")
         return int(chunk.data_page_offset + chunk.total_compressed_size - num_bytes - _LENGTH_BYTES)
 
     def _packed(self, row: int, column: str, num_bytes: int) -> Bytes:
-        """Read a compressed value into just its own memory: pyarrow takes what a page's header says."""
+        """Decompress a value into memory of the expected size: pyarrow would allocate what the page header
+        says.
+        """
         chunk = self._chunk(row, column, num_bytes)
         raw = self._file.read(chunk.data_page_offset, chunk.total_compressed_size)
         begin = raw[:_MAX_PAGE_HEADER_BYTES].tobytes().find(_ZSTD_MAGIC)
@@ -223,7 +227,7 @@ class Shard:
         return np.frombuffer(page, np.uint8)[_LENGTH_BYTES:]
 
     def _chunk(self, row: int, column: str, num_bytes: int) -> Any:  # noqa: ANN401 - untyped pyarrow
-        """Return a column chunk's metadata after checking that it has room for just `num_bytes`."""
+        """Return a column chunk's metadata after checking that its size fits a value of `num_bytes`."""
         chunk = self._parquet.metadata.row_group(row).column(self._columns[column])
         if not 0 <= chunk.total_uncompressed_size - num_bytes - _LENGTH_BYTES < _MAX_PAGE_HEADER_BYTES:
             size = chunk.total_uncompressed_size
@@ -235,7 +239,7 @@ class Shard:
 
     @contextmanager
     def _naming(self, what: str) -> Iterator[None]:
-        """Turn what pyarrow says of bad bytes into DatasetError, and name the file in the system's errors."""
+        """Turn pyarrow's errors about bad bytes into DatasetError, and add the file name to OSErrors."""
         try:
             yield
         except DatasetError:
@@ -250,7 +254,7 @@ class Shard:
 
 
 def _lists(table: pa.Table, name: str) -> list[NDArray[Any]]:
-    """Return a list column as one numpy view a row."""
+    """Return a list column as one numpy view per row."""
     column = table.column(name).combine_chunks()
     offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
     return [values[start:stop] for start, stop in pairwise(offsets)]

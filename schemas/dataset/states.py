@@ -1,4 +1,4 @@
-"""The tensors of a shard's layers. Imports torch: import it lazily.
+"""Makes tensors from a shard's layers. Imports torch: import it lazily.
 
 Legend: T tokens, H hidden size.
 """
@@ -13,14 +13,14 @@ from schemas.dataset.shard import Shard
 from schemas.identity import Identity
 
 LayerBytes = tuple[Bytes, ...]
-"""What `Shard.layer_bytes` returns of a layer."""
+"""The result of `Shard.layer_bytes` for a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One token's state [H] of the shard's dtype, and how far each captured value may lie from it.
+    """One token's state [H] in the shard's dtype, and how far each captured value may be from it.
 
-    `half_H` is float32, half a step of each code; null where the bits are those that were captured.
+    `half_H` is float32, half a step of each code; None if the bits are exactly those captured.
     """
 
     state_H: torch.Tensor
@@ -28,7 +28,7 @@ class StoredState:
 
 
 def read_states(shard: Shard, row: int, layer_id: int, num_tokens: int | None = None) -> torch.Tensor:
-    """Return the states [T, H] of one layer of one row, in the dtype that was captured.
+    """Return the states [T, H] of one layer of one row, in the captured dtype.
 
     Raises DatasetError, OSError.
     """
@@ -36,12 +36,12 @@ def read_states(shard: Shard, row: int, layer_id: int, num_tokens: int | None = 
 
 
 def is_lossy(identity: Identity) -> bool:
-    """Say whether what is read is only near what was captured."""
+    """Return whether stored states only approximate the captured ones."""
     return identity.compression == "fp8"
 
 
 def states_of(layer: LayerBytes, identity: Identity) -> torch.Tensor:
-    """Return a layer's states [T, H] in the dtype that was captured; only fp8 is copied."""
+    """Return a layer's states [T, H] in the captured dtype; copies with fp8, or to align them."""
     dtype: torch.dtype = getattr(torch, identity.dtype)
     if is_lossy(identity):
         return dequantize(*_quantized(layer, identity), dtype)
@@ -50,7 +50,7 @@ def states_of(layer: LayerBytes, identity: Identity) -> torch.Tensor:
 
 
 def last_state(layer: LayerBytes, identity: Identity) -> StoredState:
-    """Return the last token's state, in its own memory."""
+    """Return a copy of the last token's state."""
     if not is_lossy(identity):
         return StoredState(states_of(layer, identity)[-1].clone(), None)
     codes_TH, scales_T = _quantized(layer, identity)
@@ -59,7 +59,9 @@ def last_state(layer: LayerBytes, identity: Identity) -> StoredState:
 
 
 def misfit_tokens(layer: LayerBytes, identity: Identity) -> torch.Tensor | None:
-    """Return the tokens, bool [T], whose codes and scale no quantizer makes; none where states are exact."""
+    """Return the tokens, bool [T], whose codes and scale no quantizer can produce; None if states are
+    exact.
+    """
     return misfits(*_quantized(layer, identity)) if is_lossy(identity) else None
 
 
@@ -71,5 +73,5 @@ def _quantized(layer: LayerBytes, identity: Identity) -> tuple[torch.Tensor, tor
 
 
 def _aligned(raw: Bytes, dtype: torch.dtype) -> Bytes:
-    """Return bytes where an element of `dtype` may begin: a copy if a file has put them elsewhere."""
+    """Return the bytes aligned for `dtype`: a copy if they are not aligned in the file."""
     return raw.copy() if raw.ctypes.data % dtype.itemsize else raw

@@ -1,4 +1,4 @@
-"""How small Parquet files are made and read whole: plans, indexes, token counts."""
+"""Writes and reads whole small Parquet files: plans, indexes, token counts."""
 
 import os
 from collections.abc import Sequence
@@ -11,11 +11,15 @@ import pyarrow.parquet as pq
 from schemas.dataset.columns import labels_of, plan_schema, with_labels
 
 MOST_SMALL, MOST_PER_BYTE = 2**26, 2000
-"""Values of a file, and of each of its bytes: one token repeated thousands of times is a rare sample."""
+"""The number of values that a file may always have, and the maximum per byte above that: samples of one token
+repeated thousands of times are rare.
+"""
 
 
 def table_bytes(table: pa.Table, **options: Any) -> bytes:  # noqa: ANN401 - of an untyped function
-    """Return a file's content, compressed by zstd, with these `options` of `pyarrow.parquet.write_table`."""
+    """Return a file's content, compressed with zstd; `options` are passed to
+    `pyarrow.parquet.write_table`.
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", **options)
     content: bytes = sink.getvalue().to_pybytes()
@@ -23,10 +27,10 @@ def table_bytes(table: pa.Table, **options: Any) -> bytes:  # noqa: ANN401 - of 
 
 
 def read_table(source: Path | str | pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a file, or those of its columns that are named, in the calling thread.
+    """Read a file, or only the named columns, in the calling thread.
 
-    `pyarrow.parquet.read_table` leaves threads behind that abort a process which ends at that moment
-    (apache/arrow#34314): the exit code of a command would then say nothing about the dataset.
+    `pyarrow.parquet.read_table` leaves threads behind that abort a process if it exits at that moment
+    (apache/arrow#34314): a command's exit code would then say nothing about the dataset.
 
     Raises:
         OSError: the file cannot be read.
@@ -56,9 +60,9 @@ def _check_size(file: pq.ParquetFile, source: Path | str | pa.NativeFile) -> Non
 
 
 def read_plan_table(source: Path | str | pa.NativeFile) -> pa.Table:
-    """Read a unit's frozen samples, of a `plan_schema` with labels behind.
+    """Read a unit's frozen samples, whose schema is a `plan_schema` followed by labels.
 
-    Raises as `read_table` does, also for other columns.
+    Raises as `read_table` does, also if the columns differ.
     """
     table = read_table(source)
     names = frozenset(table.schema.names)

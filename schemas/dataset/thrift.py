@@ -1,7 +1,7 @@
-"""Thrift's compact protocol, as far as Parquet's headers and footer need it. Encodes only; pure.
+"""Encodes Thrift's compact protocol, as far as Parquet's headers and footer need it. Pure functions.
 
 Source: `doc/specs/thrift-compact-protocol.md` of Apache Thrift. A `Value` is a wire type and the encoded
-bytes, so that a struct is written down as the numbers of its fields in the IDL.
+bytes, so that a struct is written as a dict from the IDL's field numbers to values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _STOP = b"\0"
 
 
 def varint(number: int) -> bytes:
-    """Return a number from 0 as ULEB128, which Parquet's runs of levels use as well."""
+    """Return a non-negative number as ULEB128, which Parquet's level runs also use."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
@@ -25,34 +25,34 @@ def varint(number: int) -> bytes:
 
 
 def i32(number: int) -> Value:
-    """Return a 32-bit integer, or an enum's member."""
+    """Encode a 32-bit integer or an enum member."""
     return _I32, _zigzag(number)
 
 
 def i64(number: int) -> Value:
-    """Return a 64-bit integer."""
+    """Encode a 64-bit integer."""
     return _I64, _zigzag(number)
 
 
 def binary(data: bytes) -> Value:
-    """Return bytes, or a string in UTF-8."""
+    """Encode bytes or a UTF-8 string."""
     return _BINARY, varint(len(data)) + data
 
 
 def items(kind: int, encoded: Sequence[bytes]) -> Value:
-    """Return a list of encoded values of one wire type; it may be empty."""
+    """Encode a list of already encoded values of one wire type; it may be empty."""
     size = len(encoded)
     head = bytes((size << 4 | kind,)) if size <= _SHORT_LIST else bytes((0xF0 | kind,)) + varint(size)
     return _LIST, head + b"".join(encoded)
 
 
 def values(same: Sequence[Value]) -> Value:
-    """Return a list of one value or more, all of the first one's wire type."""
+    """Encode a non-empty list of values of the same wire type."""
     return items(same[0][0], [data for _, data in same])
 
 
 def fields(part: Mapping[int, Value], after: int = 0) -> bytes:
-    """Return some fields of a struct by number, ascending and fewer than 16 apart, behind field `after`."""
+    """Encode fields of a struct that follow field `after`; the numbers ascend in steps of less than 16."""
     out = bytearray()
     for number, (kind, data) in part.items():
         out.append((number - after) << 4 | kind)
@@ -62,12 +62,12 @@ def fields(part: Mapping[int, Value], after: int = 0) -> bytes:
 
 
 def record(whole: Mapping[int, Value]) -> bytes:
-    """Return a struct, or a union, of fields by number."""
+    """Encode a struct or union from its fields by number."""
     return fields(whole) + _STOP
 
 
 def struct(whole: Mapping[int, Value]) -> Value:
-    """Return `record(whole)` as a value, for a struct inside another."""
+    """Encode a struct as a value, for use inside another struct."""
     return STRUCT, record(whole)
 
 

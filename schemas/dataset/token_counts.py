@@ -1,4 +1,4 @@
-"""How often each token is supervised: counted from rows, kept in a job's `token_freq` file, and compared."""
+"""Counts how often each token is supervised: from rows, in a job's `token_freq` file, and compares counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,29 +15,29 @@ TOKEN_FREQ_SCHEMA = pa.schema(
     [pa.field("token_id", pa.int32(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
 )
 COVERAGE_SIZES = (8_000, 16_000, 32_000, 64_000)
-"""Sizes of draft vocabularies that trainers commonly use; the manifest has the coverage of each."""
+"""Draft vocabulary sizes that trainers commonly use; the manifest has the coverage of each."""
 _PENDING_TOKENS = 2**20
 _SHOWN = 3
 
 
 class TokenTally:
-    """Counts tokens row by row; many rows are put in order at once, and then into the dict."""
+    """Counts tokens row by row; many rows are sorted at once and then added to the dict."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start empty."""
         self._counts: Counter[int] = Counter()
         self._pending: list[NDArray[np.integer]] = []
         self._tokens = 0
 
     def add(self, supervised: NDArray[np.integer]) -> None:
-        """Count the token ids of a row or of several, one-dimensional."""
+        """Count the token ids of one or more rows, a one-dimensional array."""
         self._pending.append(supervised)
         self._tokens += len(supervised)
         if self._tokens >= _PENDING_TOKENS:
             self.counts()
 
     def counts(self) -> Counter[int]:
-        """Return the counts of everything added so far, which is the tally's own."""
+        """Return the counts of everything added so far; the object belongs to the tally."""
         if self._pending:
             ids, times = np.unique(np.concatenate(self._pending), return_counts=True)
             self._counts.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
@@ -46,7 +46,7 @@ class TokenTally:
 
 
 def vocabulary_stats(counts: Counter[int], sizes: Iterable[int] = COVERAGE_SIZES) -> VocabularyStats:
-    """Return what a manifest says of counts; of `sizes`, those that do not hold every id anyway."""
+    """Return a manifest's statistics of counts, for those `sizes` that do not cover every id anyway."""
     falling = sorted(counts.values(), reverse=True)
     coverage = [
         Coverage(draft_vocab=size, tokens=sum(falling[:size])) for size in sizes if size < len(falling)
@@ -58,7 +58,7 @@ def packed_counts(counts: Counter[int]) -> bytes:
     """Return counts as the content of a `token_freq` file; the same counts give the same bytes."""
     ids = sorted(counts)
     columns = {"token_id": ids, "count": [counts[token] for token in ids]}
-    # Ids that ascend take a byte each by their differences, a fifth of what they take otherwise.
+    # Delta encoding takes one byte for each ascending id, a fifth of the size otherwise.
     return table_bytes(
         pa.table(columns, schema=TOKEN_FREQ_SCHEMA),
         use_dictionary=["count"],
@@ -81,7 +81,7 @@ def read_counts(content: bytes, name: str) -> Counter[int]:
 
 
 def differences(stored: Counter[int], right: Counter[int]) -> Iterator[str]:
-    """Say which tokens `stored` counts otherwise than `right`: the first few, and how many more."""
+    """Describe the tokens whose count in `stored` differs from `right`: the first few, and how many more."""
     wrong = [token for token in sorted(stored.keys() | right.keys()) if stored[token] != right[token]]
     for token in wrong[:_SHOWN]:
         yield f"counts token {token} {stored[token]} times, expected {right[token]}"

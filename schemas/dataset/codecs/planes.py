@@ -1,4 +1,4 @@
-"""The lossless `planes` form of a layer: the most significant byte of every element apart from the rest.
+"""The lossless `planes` encoding of a layer: separates the most significant byte of every element.
 
 For a little-endian element of `w` bytes the high plane holds byte `w - 1` (sign and exponent, which
 compress), the low plane bytes `0 .. w - 2` in order (mantissa, which does not).
@@ -9,20 +9,20 @@ import numpy as np
 from schemas.dataset.memory import Bytes, scratch
 
 _CHUNK_ELEMENTS = 65_536
-"""They stay in the core's cache from the first plane to the second."""
+"""A chunk stays in the core's cache from the first plane to the second."""
 
 
 def split_planes(raw: Bytes, width: int) -> tuple[Bytes, Bytes]:
-    """Return the high plane of `raw`, n bytes of `n * width`, and its low plane, the others.
+    """Return the high plane (n bytes) and the low plane (the rest) of the `n * width` bytes of `raw`.
 
-    The low plane replaces the beginning of `raw`; the high one is the thread's scratch, and lasts until the
-    next call.
+    The low plane overwrites the beginning of `raw`; the high plane is scratch memory of the thread, valid
+    until the next call.
     """
     elements = raw.view(f"<u{width}")
     high, low = scratch("high", elements.size), raw[: elements.size * (width - 1)]
     for begin in range(0, elements.size, _CHUNK_ELEMENTS):
         some = elements[begin : begin + _CHUNK_ELEMENTS]
-        # A cast to fewer bits takes the lowest, many at once; a copy with a stride takes one.
+        # A narrowing cast takes the low bits and is vectorized; a strided copy is not.
         np.right_shift(some, 8 * (width - 1), out=high[begin : begin + some.size], casting="unsafe")
         part = low[begin * (width - 1) : (begin + some.size) * (width - 1)]
         if width == 2:
@@ -33,7 +33,7 @@ def split_planes(raw: Bytes, width: int) -> tuple[Bytes, Bytes]:
 
 
 def merge_planes(hi: Bytes, lo: Bytes, width: int) -> Bytes:
-    """Return the raw bytes that `split_planes` took apart."""
+    """Return the raw bytes that `split_planes` split."""
     raw = np.empty((hi.size, width), dtype=np.uint8)
     raw[:, width - 1] = hi
     raw[:, : width - 1] = lo.reshape(-1, width - 1)
