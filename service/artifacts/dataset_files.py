@@ -1,6 +1,6 @@
-"""The files of a dataset that is read: a folder, or a repository on the Hub at one commit.
+"""Read access to a dataset's files: a folder, or a Hub repository at one commit.
 
-They are listed, opened for byte ranges, or held whole below a folder. Paths are those inside the dataset.
+Files can be listed, opened for byte ranges, or held whole in a folder. Paths are relative to the dataset.
 """
 
 import os
@@ -24,26 +24,26 @@ from service.errors import OptionRefused
 
 HUB_PREFIX = "hf://datasets/"
 SMALL_BYTES = 2**27
-"""Of a manifest, a table of jobs or a card: a manifest takes 1 KB a shard."""
+"""Maximum size of a manifest, table of jobs or card: a manifest takes 1 KB per shard."""
 
 
 class Opens(Protocol):
-    """What holds the files of a dataset, or some of them."""
+    """Something that opens the files of a dataset, or some of them."""
 
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
-        """Open a file; past the page cache if it is local and that is asked for. Raises DatasetError."""
+        """Open a file; with `direct`, a local one is read past the page cache. Raises DatasetError."""
 
 
 class LocalFiles:
     """A folder in the layout of a dataset repository."""
 
     def __init__(self, folder: Path) -> None:
-        """Look below `folder`."""
+        """Use the files below `folder`."""
         self._folder, self.name = folder, str(folder)
         self.revision = None
 
     def paths(self) -> list[str]:
-        """Return the paths of all files, sorted. Hidden folders at the top belong to tools."""
+        """Return the paths of all files, sorted, without hidden entries at the top, which belong to tools."""
         paths = (path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file())
         return sorted(path.as_posix() for path in paths if not path.parts[0].startswith("."))
 
@@ -53,7 +53,7 @@ class LocalFiles:
         return sorted(path.relative_to(self._folder).as_posix() for path in paths if not path.is_dir())
 
     def open(self, path: str, *, direct: bool = False) -> LocalFile:
-        """Open a file, to be read as `LocalFile` says. Raises DatasetError."""
+        """Open a file as a `LocalFile`. Raises DatasetError."""
         file = self._folder / path
         if file.is_fifo():
             raise DatasetError(f"{path} cannot be opened: it is a pipe, which may never answer")
@@ -66,7 +66,7 @@ class LocalFiles:
 
     @contextmanager
     def held(self, paths: Iterable[str]) -> Iterator[Path]:
-        """Yield the folder that holds those of the files that exist."""
+        """Yield the folder with the existing ones of these files."""
         yield self._folder
 
 
@@ -82,10 +82,10 @@ class HubFiles:
         token: str | None = None,
         scratch: Path | None = None,
     ) -> None:
-        """Ask the Hub which commit `revision` is, and for its files.
+        """Resolve `revision` to a commit, and list its files.
 
-        Endpoint and token are the client's own where they are null. What is held lies below `scratch`, the
-        system's folder if null. Raises OptionRefused, HubUnavailable.
+        Endpoint and token default to the Hub client's own. Held files are below `scratch`, or the system's
+        temporary folder if None. Raises OptionRefused, HubUnavailable.
         """
         from huggingface_hub import HfApi, HfFileSystem
 
@@ -102,7 +102,7 @@ class HubFiles:
         return sorted(path for path in self._paths if not path.startswith("."))
 
     def has(self, path: str) -> bool:
-        """Say whether the commit has a file."""
+        """Return whether the commit has a file."""
         return path in self._paths
 
     def find(self, folder: str, suffix: str) -> list[str]:
@@ -110,14 +110,14 @@ class HubFiles:
         return [path for path in self.paths() if path.endswith(suffix) and Path(path).parent == Path(folder)]
 
     def open(self, path: str, *, direct: bool = False) -> "HubFile":
-        """Open a file, to be read by range requests. Raises DatasetError."""
+        """Open a file to be read with range requests. Raises DatasetError."""
         if path not in self._paths:
             raise DatasetError(f"{path} cannot be opened: it is not in {self._repo_id}")
         return HubFile(self._fs, f"datasets/{self._repo_id}@{self.revision}/{path}")
 
     @contextmanager
     def held(self, paths: Iterable[str]) -> Iterator[Path]:
-        """Fetch those of the files that exist into a folder, which is removed when the block ends.
+        """Fetch the existing ones of these files into a folder, which is removed when the context ends.
 
         Raises OptionRefused, HubUnavailable, DiskFull.
         """
@@ -145,14 +145,14 @@ Files = LocalFiles | HubFiles
 
 
 class HubFile:
-    """A file of a repository, read by range requests."""
+    """A file of a repository, read with range requests."""
 
     def __init__(self, fs: Any, path: str) -> None:  # noqa: ANN401 - huggingface_hub is imported late
-        """Hold the file system and the path."""
+        """Take the file system and the path."""
         self._fs, self._path = fs, path
 
     def arrow(self) -> Any:  # noqa: ANN401
-        """Return a file object that reads ranges; what is read ahead is bounded."""
+        """Return a file object that reads ranges with limited read-ahead."""
         return pa.PythonFile(self._fs.open(self._path, block_size=2**20), mode="r")
 
     @cached_property
@@ -190,7 +190,7 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
 
 
 def read_file(files: Files, path: str) -> bytes:
-    """Return a small file of a dataset whole. Raises DatasetError, and as `open` and `read` do."""
+    """Return the content of a small file of a dataset. Raises DatasetError, and as `open` and `read` do."""
     file = files.open(path)
     if file.num_bytes > SMALL_BYTES:
         raise DatasetError(f"{path} has {file.num_bytes} bytes; a file of its kind has at most {SMALL_BYTES}")
@@ -198,7 +198,9 @@ def read_file(files: Files, path: str) -> bytes:
 
 
 def open_named(files: Opens, entry: FileEntry, *, direct: bool = False) -> RangeFile:
-    """Open a file that a manifest names. Raises DatasetError for a path outside or for another length."""
+    """Open a file that a manifest names. Raises DatasetError if it is outside the dataset or has another
+    length.
+    """
     if not is_inside(entry.path):
         raise DatasetError(f"a manifest names {entry.path!r}, a path that leaves the dataset")
     file = files.open(entry.path, direct=direct)

@@ -1,7 +1,7 @@
-"""The Hub's client: how long it bears silence, and what its errors mean, which is said here and nowhere else.
+"""The Hub's client: its timeouts and the meaning of its errors, both defined only here.
 
-What an error means follows from HTTP status and exception type, never from a text. No error holds the
-client's exception: its request carries the token.
+The meaning of an error depends on HTTP status and exception type, never on a text. No error keeps the
+client's exception, since its request has the token.
 """
 
 import functools
@@ -20,25 +20,27 @@ if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
 PASSING_STATUSES = frozenset({408, 409, 412, 425, 429})
-"""Beside those from 500 on. With 412 the branch has moved since the parent of a commit was read."""
+"""Statuses worth retrying, besides those from 500 on. 412 means that the branch has moved since a commit's
+parent was read.
+"""
 FULL_BELOW_BYTES = 2**24
-"""A cache with less room than this is full: the next piece of a download does not fit."""
+"""A cache with less free space than this counts as full: the next chunk of a download does not fit."""
 CONNECT_S = 30.0
 SILENCE_S = 180.0
 """A commit may take the Hub a minute; a connection that is silent for longer is dead."""
 LONGEST_WAIT_S = 3600.0
-"""That an answer may ask for: the Hub counts commits by the hour."""
+"""The longest wait that an answer may ask for: the Hub counts commits by the hour."""
 _FIRST_USE = threading.Lock()
 
 
 class Passing(Exception):
-    """The Hub gave no good answer, but may the next time.
+    """The call to the Hub failed, but may succeed when retried.
 
-    `retry_after_s` is what its answer asked for; `is_limit`: it was asked more often than it allows.
+    `retry_after_s` is the wait that its answer asked for; `is_limit` means that a rate limit was hit.
     """
 
     def __init__(self, detail: str, retry_after_s: float | None = None, *, is_limit: bool = False) -> None:
-        """Keep the detail apart from the wait."""
+        """Take the detail and the requested wait."""
         super().__init__(detail)
         self.detail = detail
         self.retry_after_s = retry_after_s
@@ -47,11 +49,11 @@ class Passing(Exception):
 
 @contextmanager
 def calling_hub(what: str, refused: Callable[[str], QuarryError], field: str) -> Iterator[None]:
-    """Translate the errors of the Hub's client while it is asked for `what`.
+    """Translate the errors of the Hub's client in calls for `what`.
 
-    Raises `refused` of a sentence where the Hub knows no such thing, denies it, or holds something that
-    cannot be read; DiskFull where there is no room for it; Passing where the Hub did not answer, answered
-    with a server error, or the transfer broke off. No sentence shows the token.
+    Raises `refused(detail)` if the Hub does not have it, denies access, or has something that cannot be read;
+    DiskFull if there is no room for it; Passing if the Hub did not answer, answered with a server error, or
+    the transfer was interrupted. No detail shows the token.
     """
     import httpx2
     from huggingface_hub import errors as hub
@@ -67,27 +69,29 @@ def calling_hub(what: str, refused: Callable[[str], QuarryError], field: str) ->
         for answer in causes:
             if isinstance(answer, hub.HfHubHTTPError):
                 raise _answered(what, answer, refused) from None
-        # The last is said of a file that is not in the cache either.
+        # LocalEntryNotFoundError: the Hub did not answer and the file is not in the cache.
         if isinstance(error, httpx2.HTTPError | ConnectionError | TimeoutError | hub.LocalEntryNotFoundError):
-            # It names the type: the text may quote the request.
+            # Only the type is named, since the text may quote the request.
             kind = type(causes[-1]).__name__
             raise Passing(f"the Hub cannot be reached for {what}: {kind}") from None
         if isinstance(error, ValueError | FileNotFoundError | hub.RevisionResolutionError):
-            # An id that is none, an unknown configuration or split, a repository without data.
+            # An invalid id, an unknown configuration or split, a repository without data.
             raise refused(f"{what} cannot be read: {_line(error)}") from None
-        # A RuntimeError is the storage's client, whose transfer broke off. It says a full disk in its message
-        # alone, so the disk is asked.
+        # A RuntimeError is from the storage client (xet), whose transfer was interrupted. It reports a full
+        # disk only in its message, so the disk is checked.
         if error.errno in NO_SPACE if isinstance(error, OSError) else _cache_is_full():
             cure = "free space where the Hugging Face cache is (HF_HOME), then resume the job"
             raise DiskFull(f"no space is left for what is read of {what}", field=field, cure=cure) from None
-        # The system's own words would name paths of the host.
+        # The OSError's full text would name paths of the host.
         why = error.strerror if isinstance(error, OSError) and error.strerror else _line(error)
         raise Passing(f"reading {what} broke off: {why}") from None
 
 
 @contextmanager
 def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -> Iterator[None]:
-    """Do as `calling_hub` where nobody asks again: what may pass is HubUnavailable. Errors name the field."""
+    """Like `calling_hub`, for calls that are not retried: Passing becomes HubUnavailable. Errors name the
+    field.
+    """
     try:
         with calling_hub(what, functools.partial(refused, field=field, cure=cure), field):
             yield
@@ -97,11 +101,11 @@ def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -
 
 @functools.cache
 def _limit_silence() -> None:
-    """Have every call of the Hub's client give up a silent connection: most of them have no limit."""
+    """Give every call of the Hub's client a timeout for silent connections: most calls have none."""
     from huggingface_hub import get_session, set_client_factory
 
-    hooks = get_session().event_hooks["request"]  # its own, which knows HF_HUB_OFFLINE
-    set_client_factory(functools.partial(_limited_client, hooks))  # this closes the client that there was
+    hooks = get_session().event_hooks["request"]  # its own hooks, which handle HF_HUB_OFFLINE
+    set_client_factory(functools.partial(_limited_client, hooks))  # this closes the existing client
 
 
 def _limited_client(hooks: "list[Callable[..., Any]]") -> "httpx2.Client":
@@ -110,7 +114,7 @@ def _limited_client(hooks: "list[Callable[..., Any]]") -> "httpx2.Client":
     timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
 
     def limit(request: httpx2.Request) -> None:
-        # Calls that read a branch or list a tree name no limit, which overrides the client's.
+        # Calls that read a branch or list a tree pass `timeout=None`, which overrides the client's.
         if request.extensions["timeout"]["read"] is None:
             request.extensions["timeout"] = timeout.as_dict()
 
@@ -118,7 +122,7 @@ def _limited_client(hooks: "list[Callable[..., Any]]") -> "httpx2.Client":
 
 
 def _answered(what: str, answer: "HfHubHTTPError", refused: Callable[[str], QuarryError]) -> Exception:
-    """Return the error of an answer, with the Hub's own words, which may quote the request."""
+    """Return the error for an answer, with the Hub's own message, from which the token is removed."""
     status, words = answer.response.status_code, (answer.server_message or "").replace("\n", " ")
     for response in (*answer.response.history, answer.response):
         if token := response.request.headers.get("Authorization", "").removeprefix("Bearer "):
@@ -130,12 +134,12 @@ def _answered(what: str, answer: "HfHubHTTPError", refused: Callable[[str], Quar
 
 
 def _asked_wait_s(headers: "httpx2.Headers") -> float | None:
-    """Return the wait that an answer asks for: as the Hub's own limit says it, or any server in between."""
+    """Return the wait that an answer asks for, through the Hub's rate limit headers or Retry-After."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
     limit, asked = parse_ratelimit_headers(headers), headers.get("Retry-After", "").strip()
     if limit is not None and limit.remaining == 0:
-        wait_s = float(limit.reset_in_seconds + 1)  # they are rounded
+        wait_s = float(limit.reset_in_seconds + 1)  # seconds are rounded
     elif asked.isdigit():
         wait_s = float(asked)
     else:

@@ -1,4 +1,4 @@
-"""One dataset repository on the Hub that is written to, behind a handful of verbs.
+"""Write access to one dataset repository on the Hub, through a handful of methods.
 
 Each answers or raises one of two errors: `HubDenied` waits for a person, `Passing` may be tried again. Who
 tries again:
@@ -44,7 +44,9 @@ NO_WRITE_CURE = (
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the Hub is asked again: `attempts` calls in `deadline_s`, with growing waits and jitter."""
+    """How calls to the Hub are retried: up to `attempts` within `deadline_s`, with growing waits and
+    jitter.
+    """
 
     attempts: int = 8
     first_wait_s: float = 1.0
@@ -53,17 +55,19 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
     def retry(self, call: Callable[[], Result], *, long: bool = False) -> Result:
-        """Return `call()`, called again while it raises `Passing`. Raises HubUnavailable at the end.
+        """Return `call()`, retried while it raises `Passing`. Raises HubUnavailable or HubLimited in
+        the end.
 
-        Of a `long` call only the waits count, beside the number of tries: an upload may go well for longer
-        than the deadline before it meets its first error, and what it sent is not sent again.
+        For a `long` call only the waits count towards the deadline: an upload may run for longer than the
+        deadline before its first error, and what it has sent is not sent again.
         """
         began_s, waited_s, failures = time.monotonic(), 0.0, 0
         while True:
             try:
                 return call()
             except Passing as error:
-                # It grows too: of many that push at once one commits, and the others come back apart.
+                # The jitter grows, too: of many concurrent pushes one commits, and the others must retry at
+                # different times.
                 spread = random.uniform(1, 2)  # noqa: S311 - a wait, not a secret
                 growing_s = min(self.first_wait_s * 2**failures * spread, self.longest_wait_s)
                 wait_s = growing_s if error.retry_after_s is None else error.retry_after_s
@@ -85,10 +89,12 @@ class Patience:
 
 
 class Repository:
-    """The repository `target.repo_id`, by the token and endpoint in force when it was made."""
+    """The repository `target.repo_id`, with the token and endpoint in force when it was created."""
 
     def __init__(self, target: HubTarget, settings: Settings, patience: Patience | None = None) -> None:
-        """Make no call yet. Raises HubDenied without a token, or where it is not used for this repository."""
+        """Make no call yet. Raises HubDenied without a token, or if it may not be used for this
+        repository.
+        """
         namespace = target.repo_id.split("/")[0]
         if not settings.uses_token_in(namespace):
             cure = "use a key with this namespace, or another repository"
@@ -105,27 +111,27 @@ class Repository:
         self._where: dict[str, Any] = {"repo_id": target.repo_id, "repo_type": "dataset"}
 
     def check_right(self) -> None:
-        """Return if the token may write here or create the repository. Raises HubDenied, OptionRefused."""
+        """Check that the token may write to or create the repository. Raises HubDenied, OptionRefused."""
         if self.exists():
             self._check_writable()
         else:
             self._check_namespace(self._ask("ask whose the token is", self._api.whoami))
 
     def ensure(self) -> None:
-        """Return when the repository exists and the token may write to it; create it when it is missing."""
+        """Create the repository if it is missing, and check that the token may write to it."""
         self._ask("create the repository", self._create_if_missing)
         self._check_writable()
 
     def exists(self) -> bool:
-        """Say whether there is such a repository that the token may read."""
+        """Return whether the repository exists and the token may read it."""
         return bool(self._ask("look for the repository", lambda: self._api.repo_exists(**self._where)))
 
     def head(self) -> str:
-        """Return the commit that the main branch stands at."""
+        """Return the head commit of the main branch."""
         return str(self._ask("read the branch", lambda: self._api.repo_info(**self._where)).sha)
 
     def find(self, paths: Sequence[str], revision: str = BRANCH) -> dict[str, RepoFile]:
-        """Return those of `paths` that are files at `revision`; `blob_id` is a SHA-1 of git's."""
+        """Return those of `paths` that are files at `revision`; `blob_id` is git's SHA-1."""
         files: dict[str, RepoFile] = {}
         for start in range(0, len(paths), PATHS_PER_CALL):
             some = list(paths[start : start + PATHS_PER_CALL])
@@ -134,7 +140,7 @@ class Repository:
         return files
 
     def files(self, folder: str, revision: str = BRANCH) -> list[RepoFile]:
-        """Return the files directly in `folder` at `revision`; none without such a folder."""
+        """Return the files directly in `folder` at `revision`; an empty list if there is no such folder."""
 
         def listing() -> list[Any]:
             try:
@@ -145,7 +151,7 @@ class Repository:
         return list(_files(self._ask("list the tree", listing)).values())
 
     def read(self, path: str, revision: str = BRANCH, max_bytes: int = SMALL_BYTES) -> bytes | None:
-        """Return a small file's bytes at `revision`, or None when there is none. Raises OptionRefused."""
+        """Return a small file's content at `revision`, or None if it does not exist. Raises OptionRefused."""
         found = self.find([path], revision).get(path)
         if found is None:
             return None
@@ -167,7 +173,9 @@ class Repository:
         return self._ask(f"read {path}", download)
 
     def upload(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Upload the large ones' bytes; what the Hub has is not sent again. Raises Passing, HubDenied."""
+        """Upload the content of large files; what the Hub already has is not sent. Raises Passing,
+        HubDenied.
+        """
         try:
             with self._translated("upload"):
                 self._api.preupload_lfs_files(
@@ -184,10 +192,10 @@ class Repository:
         message: str,
         parent: str | None = None,
     ) -> str:
-        """Commit uploaded files and deletions; return the oid.
+        """Commit uploaded files and deletions; return the commit's oid.
 
-        With `parent`, only while the branch is there. Raises Passing, HubDenied: after any error the commit
-        may stand all the same, so read before sending it again.
+        With `parent`, only if that is still the branch's head. Raises Passing, HubDenied: after any error the
+        commit may exist anyway, so read the repository before retrying.
         """
         with self._translated("commit"):
             done = self._api.create_commit(
@@ -207,7 +215,7 @@ class Repository:
         return self.patience.retry(once)
 
     def _create_if_missing(self) -> None:
-        # Not `exist_ok`: after a conflict or a lost answer the next try looks whether it exists now.
+        # Not `exist_ok`: after a conflict or a lost answer the next try checks whether it exists now.
         if not self._api.repo_exists(**self._where):
             self._api.create_repo(**self._where, private=self.target.private)
 
@@ -224,7 +232,7 @@ class Repository:
             try:
                 yield
             except (ValueError, KeyError) as error:
-                # The client raises them of an answer that it cannot read.
+                # The client raises these for an answer that it cannot parse.
                 raise ConnectionError from error
 
     def _denied(self, detail: str) -> HubDenied:

@@ -1,5 +1,7 @@
-"""Writes a dataset in the format of a drafter's trainer: every tensor where, and as, that trainer reads it.
+"""Writes a dataset in the format of a drafter's trainer, with every tensor where and how that trainer reads
+it.
 
-Data goes dataset -> source -> format -> sealed files; `run` drives, `record` remembers what is being
-exported so that a stopped export goes on and a changed one is refused. Imports torch: import it lazily.
+Data flow: dataset -> source -> format -> sealed files. `run` drives the export; `record` records what is
+being exported, so that an interrupted export continues and a changed one is refused. Imports torch: import it
+lazily.
 """

@@ -1,4 +1,4 @@
-"""What a trainer's format is, and what most formats share.
+"""The interface of a trainer's format, and what most formats share.
 
 Legend: T tokens of a row, A auxiliary layers, H hidden size.
 """
@@ -17,7 +17,7 @@ from service.reader import Row
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file of rows: its path below the export's folder, and the numbers of its rows in the dataset."""
+    """A file of rows: its path below the export's folder, and its rows' numbers in the dataset."""
 
     path: str
     numbers: range
@@ -25,56 +25,56 @@ class RowFile:
 
 @dataclass(frozen=True, slots=True)
 class Format(ABC):
-    """One trainer's files. Every file's bytes follow from the dataset and the options alone."""
+    """One trainer's files. Every file's bytes depend only on the dataset and the options."""
 
     source: Source
 
     @property
     def trainer_layers(self) -> list[int]:
-        """The auxiliary layers as the trainer counts them: for most the first layer's output is 0."""
+        """The auxiliary layers as the trainer numbers them: for most, the first layer's output is 0."""
         return [layer_id - 1 for layer_id in self.source.layers]
 
     @property
     def model(self) -> str:
-        """The target as the trainer is to load it."""
+        """The target's name or path for the trainer."""
         return self.source.options.target or self.source.identity.model
 
     @abstractmethod
     def row_files(self) -> Iterator[RowFile]:
-        """Yield the files of rows in order; a row that the trainer cannot take is in none."""
+        """Yield the files of rows in order; rows that the trainer cannot use are in none."""
 
     @abstractmethod
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
-        """Write a file of rows; holds one row in memory at a time where the format lets it.
+        """Write a file of rows, holding one row in memory at a time if the format allows it.
 
         Raises OptionRefused if a row cannot be written in this format.
         """
 
     @abstractmethod
     def finish(self, out: Path) -> None:
-        """Write the files beside the rows, once all rows are there."""
+        """Write the other files, once all rows are written."""
 
 
 class FileEachRow(Format):
-    """A format with one file for every row."""
+    """A format with one file per row."""
 
     PATH: ClassVar[str]
-    """Takes the row's `number` and the `folder` of 2000 that holds it."""
+    """Formatted with the row's `number` and the `folder` of its group of 2000."""
 
     def row_files(self) -> Iterator[RowFile]:
-        """Yield a file for each row."""
+        """Yield one file per row."""
         for number in self.numbers():
             begin = number // 2000 * 2000
             path = self.PATH.format(number=number, folder=f"rows_{begin}-{begin + 2000}")
             yield RowFile(path, range(number, number + 1))
 
     def numbers(self) -> Iterable[int]:
-        """Return the numbers of the rows that the trainer takes."""
+        """Return the numbers of the rows that the trainer can use."""
         return range(len(self.source.rows))
 
 
 class TorchFileEachRow(FileEachRow):
-    """A format with one file of `torch.save` for every row."""
+    """A format with one `torch.save` file per row."""
 
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write one row."""
@@ -83,11 +83,11 @@ class TorchFileEachRow(FileEachRow):
 
     @abstractmethod
     def content(self, row: Row) -> dict[str, Any]:
-        """Return what a row's file holds."""
+        """Return the content of a row's file."""
 
 
 def refuse_draft_vocab(source: Source, drafter: str) -> None:
-    """Raise OptionRefused (`draft_vocab`) if there is one: `drafter` names who drafts from the whole."""
+    """Raise OptionRefused if a `draft_vocab` is given; `drafter` begins the message."""
     if source.options.draft_vocab is not None:
         raise OptionRefused(
             f"{drafter} from the target's whole vocabulary",

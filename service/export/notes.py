@@ -1,4 +1,6 @@
-"""`TRAIN.md`: the trainer's exact command, and what to know before it is run. Every format has a template."""
+"""`TRAIN.md`: the trainer's exact command, and what to know before running it. Every format has a
+template.
+"""
 
 import shlex
 from pathlib import Path
@@ -31,5 +33,5 @@ def notes_of(trainer_format: Format, out: Path) -> str:
 
 
 def _shell_word(value: str | Path) -> str:
-    """Return a value as one word of a shell command, on one line."""
+    """Return a value quoted as one word of a shell command, on one line."""
     return one_line(shlex.quote(str(value)))

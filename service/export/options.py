@@ -1,4 +1,4 @@
-"""The options of an export. Imports nothing heavy, so that the command line starts fast."""
+"""The options of an export. Has no heavy imports, so that the command line starts fast."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from service.errors import OptionRefused
 
 
 class FormatName(StrEnum):
-    """The trainers; each has a module of its name in `service.export.formats`."""
+    """The trainers; each has a module of the same name in `service.export.formats`."""
 
     SPECULATORS = "speculators"
     SPECFORGE = "specforge"
@@ -51,20 +51,20 @@ ALGORITHMS: dict[FormatName, tuple[Algorithm, ...]] = {
     FormatName.DEEPSPEC: (Algorithm.DSPARK, Algorithm.DFLASH, Algorithm.EAGLE3),
     FormatName.NEMO: (Algorithm.DSPARK, Algorithm.EAGLE3),
 }
-"""What each trainer's files can be written for; the first is the default."""
+"""The algorithms that each trainer's files can be written for; the first is the default."""
 
 STATES_OF_LAST_ONLY = frozenset({Algorithm.EAGLE, Algorithm.MTP})
-"""They are fed the last layer alone, so no auxiliary layer is read."""
+"""Algorithms that are fed only the last layer, so no auxiliary layer is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
     """The options of one export.
 
-    `layers` are vLLM's ids of the auxiliary layers; all captured ones below the last if null. `jobs` are the
-    dataset's jobs to export; all whole ones if empty. `target` is the folder of the target model, where the
-    model named by the dataset cannot be read under its own name. `max_tokens` is the length that rows are
-    cut or padded to by a format of fixed length; the longest row's if null.
+    `layers` are vLLM's ids of the auxiliary layers; if None, all captured layers below the last. `jobs` are
+    the dataset's jobs to export; if empty, all complete ones. `target` is the folder of the target model, if
+    it cannot be read under the name in the dataset. `max_tokens` is the length to which a fixed-length format
+    truncates or pads rows; if None, that of the longest row.
     """
 
     to: FormatName

@@ -1,6 +1,7 @@
-"""`export.json`: what an export is of, so that it goes on where it stopped and never mixes two.
+"""`export.json`: records what is exported, so that an export can continue where it stopped and two are never
+mixed.
 
-One export at a time writes into a folder: two would give files their names in each other's middle.
+Only one export at a time may write to a folder: two would rename each other's unfinished files.
 """
 
 import json
@@ -20,7 +21,7 @@ _OPTION_OF |= {"jobs": "job", "max_tokens": "max-tokens", "target": "target"}
 
 
 def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
-    """Return whatever decides the export's bytes: the dataset's manifests and the options."""
+    """Return everything that determines the export's bytes: the dataset's manifests and the options."""
     options, identity = source.options, source.identity
     return {
         "record_version": RECORD_VERSION,
@@ -38,9 +39,9 @@ def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
 
 
 def begin(out: Path, identity: dict[str, Any]) -> bool:
-    """Record the export in `out` before its first file, or check that it is the one begun there.
+    """Record the export in `out` before its first file, or check that it is the one already begun there.
 
-    Returns whether it is finished already. Raises OptionRefused (`out`), IdentityChanged naming the field.
+    Returns whether it is already finished. Raises OptionRefused (`out`), IdentityChanged naming the field.
     """
     path = out / RECORD
     if not path.exists():
@@ -63,7 +64,7 @@ def begin(out: Path, identity: dict[str, Any]) -> bool:
 
 
 def end(out: Path, identity: dict[str, Any], rows: int, notes: str) -> None:
-    """Record that every file is there."""
+    """Record that every file is written."""
     record = identity | {"complete": True, "rows": rows}
     seal_text(out / NOTES, notes)
     seal_json(out / RECORD, record)

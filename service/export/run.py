@@ -1,7 +1,7 @@
-"""Drives an export: a few files at once, each sealed before it counts, what is there already skipped.
+"""Drives an export: writes a few files at once, seals each, and skips those already written.
 
-While one file waits for the disk, others are read, normed and checksummed, since all that releases the GIL.
-An error ends the export at the first file, in order, that has one.
+While one file waits for the disk, others are read, normed and checksummed, all of which releases the GIL. The
+export ends with the error of the first file, in order, that has one.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from service.folder_lock import locked
 from service.reader.ahead import made_ahead
 
 FILES_AT_ONCE = 4
-"""In memory at most, each by a row unless its format needs a whole file."""
+"""How many files are written at once; each takes one row of memory unless its format needs the whole file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A finished export. `rows` are in its files, of `rows_in_dataset`; `notes` say how to train."""
+    """A finished export. Its files have `rows` of the `rows_in_dataset`; `notes` say how to train."""
 
     rows: int
     rows_in_dataset: int
@@ -32,11 +32,10 @@ class Exported:
 
 
 def export(where: str, out: Path, options: ExportOptions) -> Exported:
-    """Write the dataset `where` to the folder `out`, or go on where an earlier call stopped.
+    """Export the dataset `where` to the folder `out`, or continue where an earlier call stopped.
 
-    One export at a time writes there.
-    Raises SourceRefused (`dataset`, `job`), OptionRefused, IdentityChanged,
-    UnknownModel, EngineRefused, HubUnavailable, OSError.
+    Only one export at a time may write there. Raises SourceRefused (`dataset`, `job`), OptionRefused,
+    IdentityChanged, UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
     with refusing_datasets():
         source = open_source(where, options)
@@ -68,7 +67,7 @@ def _write(source: Source, trainer_format: Format, out: Path) -> Exported:
 
 
 def _write_rows(source: Source, trainer_format: Format, out: Path) -> int:
-    """Seal every file of rows that is not there yet; return how many rows all of them hold."""
+    """Write every file of rows that does not exist yet; return the number of rows in all files."""
 
     def seal(row_file: RowFile) -> int:
         if not (out / row_file.path).exists():

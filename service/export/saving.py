@@ -1,7 +1,7 @@
-"""The few ways in which formats write files, each to the same bytes for the same tensors.
+"""The ways in which formats write files; the same tensors give the same bytes.
 
-Tensors are written past the page cache, in a third of the time: nothing of a file is read again here, and
-sealing it would wait for what the kernel still has to write.
+Tensors are written past the page cache, in a third of the time: no file is read again here, and sealing would
+have to wait for the kernel's write-back.
 """
 
 import json
@@ -21,8 +21,8 @@ from schemas.dataset.seal import seal_bytes, sealing
 def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
     """Write a dict or a tensor for `torch.load(weights_only=True)`.
 
-    Not by its path, because torch writes the name into the file; no tensor drags the storage of a larger one
-    along.
+    It is not saved by path, because torch writes the name into the file; tensors are saved without the rest
+    of a larger storage.
     """
     content_bytes = BytesIO()
     torch.save(_alone(content), content_bytes)
@@ -30,23 +30,23 @@ def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors, also those that share memory."""
+    """Write tensors as safetensors, even if they share memory."""
     _write(path, save({name: _alone(tensor) for name, tensor in tensors.items()}))
 
 
 def seal_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
-    """Write with `save_torch` to a final name."""
+    """Write and seal a file with `save_torch`."""
     with sealing(path) as temporary:
         save_torch(temporary, content)
 
 
 def seal_text(path: Path, text: str) -> None:
-    """Write a small text file."""
+    """Write and seal a small text file."""
     seal_bytes(path, text.encode())
 
 
 def seal_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a small JSON document."""
+    """Write and seal a small JSON document."""
     seal_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
@@ -56,8 +56,8 @@ def _write(path: Path, content: bytes | memoryview) -> None:
         writer.end()
 
 
-def _alone(value: Any) -> Any:  # noqa: ANN401 - tensors, or what is beside them
-    """Return a tensor, or a dict of them, sharing its storage with no other; anything else as it is."""
+def _alone(value: Any) -> Any:  # noqa: ANN401 - tensors or other values
+    """Return tensors, also inside dicts, with storage of their own; return other values unchanged."""
     if isinstance(value, Mapping):
         return {name: _alone(part) for name, part in value.items()}
     if not isinstance(value, torch.Tensor):

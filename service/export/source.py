@@ -1,4 +1,4 @@
-"""The dataset that is exported: its rows, and what its manifests say of them."""
+"""The dataset to export: its rows and their identity."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,9 @@ from service.reader.errors import JobsDiffer
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows of whole jobs that hold the same states. `layers` are the auxiliary ones to write, ascending."""
+    """Rows of complete jobs with the same kind of states. `layers` are the auxiliary layers to write,
+    ascending.
+    """
 
     rows: QuarryDataset
     options: ExportOptions
@@ -21,17 +23,17 @@ class Source:
 
     @property
     def identity(self) -> Identity:
-        """The identity of the first job; the others agree in whatever decides the tensors."""
+        """The identity of the first job; the others agree in everything that determines the tensors."""
         return next(iter(self.rows.manifests.values())).provenance.identity
 
     @property
     def vllm_layers(self) -> str:
-        """The auxiliary layers for people."""
+        """The auxiliary layers as text for messages."""
         return ", ".join(str(layer_id) for layer_id in self.layers) or "none"
 
 
 def open_source(where: str, options: ExportOptions) -> Source:
-    """Open a folder or `hf://datasets/NAMESPACE/NAME`; reads manifests, indexes and one footer.
+    """Open a folder or `hf://datasets/NAMESPACE/NAME`, reading manifests, indexes and one footer.
 
     Raises OptionRefused (`layers`), ReaderError.
     """
@@ -39,13 +41,13 @@ def open_source(where: str, options: ExportOptions) -> Source:
 
 
 def source_of(rows: QuarryDataset, options: ExportOptions) -> Source:
-    """Return what is written of opened rows. Raises OptionRefused (`layers`)."""
+    """Return the source for opened rows. Raises OptionRefused (`layers`)."""
     return Source(rows, options, _layers(rows, options))
 
 
 @contextmanager
 def refusing_datasets() -> Iterator[None]:
-    """Turn a ReaderError of the block into SourceRefused (`job`, `dataset`)."""
+    """Turn a ReaderError in the context into SourceRefused (`job`, `dataset`)."""
     try:
         yield
     except JobsDiffer as error:

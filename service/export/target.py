@@ -1,4 +1,4 @@
-"""What trainers ask of the target that the dataset does not hold: its vocabulary, its type, its weights."""
+"""What trainers need from the target but the dataset does not have: vocabulary size, model type, weights."""
 
 import re
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class TargetFolder:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens in the target's output. Raises UnknownModel."""
+        """The size of the target's vocabulary. Raises UnknownModel."""
         return read_config(self.folder, "auto").vocab_size
 
     @property
@@ -35,7 +35,9 @@ class TargetFolder:
         return str(config_json(self.folder).get("model_type", ""))
 
     def embedding_and_head(self) -> tuple[torch.Tensor, HeadWeights]:
-        """Return the input embedding [V, H] and the output head, both float32. Raises EngineRefused."""
+        """Return the input embedding [V, H] and the output head, both float32. Raises EngineRefused,
+        OptionRefused.
+        """
         files = tensor_files(self.folder)
         names = [name for name in files if _EMBEDDING.fullmatch(name)]
         if len(names) != 1:
@@ -53,8 +55,8 @@ class TargetFolder:
 def find_target(source: Source, *, with_weights: bool = False) -> TargetFolder:
     """Find the target: `options.target`, or the model that the dataset names.
 
-    A folder is looked for below the model roots by its name, and known by what is in it: its weights are read
-    `with_weights` alone. Of a model on the Hub only the small files are fetched.
+    A local model is looked up by folder name in the model roots and identified by its content; its weights
+    are read only if `with_weights`. For a model on the Hub, only the small files are fetched.
 
     Raises OptionRefused (`target`), UnknownModel, HubUnavailable.
     """

@@ -1,4 +1,4 @@
-"""Draft vocabularies: the tokens that a drafter may propose, from the counts of the supervised tokens.
+"""Draft vocabularies: the tokens that a drafter may propose, chosen by the counts of supervised tokens.
 
 Legend: V target's vocabulary, D draft vocabulary.
 """
@@ -22,7 +22,7 @@ def token_counts(source: Source) -> dict[int, int]:
 
 
 def counts_of(rows: Iterable[Row]) -> dict[int, int]:
-    """Return the same for these rows, where some are left out or cut. Their states are not read."""
+    """Return the same for these rows, if some are left out or truncated. Their states are not read."""
     tally = TokenTally()
     for row in rows:
         tally.add(row.input_ids[row.loss_mask == 1].numpy())
@@ -32,7 +32,9 @@ def counts_of(rows: Iterable[Row]) -> dict[int, int]:
 def draft_vocabulary(
     source: Source, count: Callable[[Source], dict[int, int]] = token_counts
 ) -> dict[str, torch.Tensor]:
-    """Return the `vocabulary_map` that the options ask for, or nothing; `count` if not all tokens count."""
+    """Return the `vocabulary_map` that the options ask for, or an empty dict; `count` overrides the token
+    counts.
+    """
     size = source.options.draft_vocab
     if size is None:
         return {}
@@ -43,8 +45,8 @@ def draft_vocabulary(
 def vocabulary_map(counts: dict[int, int], draft_size: int, target_size: int) -> dict[str, torch.Tensor]:
     """Return `d2t` int64 [D], target id minus draft id, and `t2d` bool [V], which target ids are kept.
 
-    The most frequent tokens are kept, of equally frequent ones those of lower id; where fewer were seen, the
-    lowest ids fill up. Raises OptionRefused (`draft_vocab`, `target`).
+    The most frequent tokens are kept, with ties in favour of lower ids; if too few were seen, it is filled up
+    with the lowest ids. Raises OptionRefused (`draft_vocab`, `target`).
     """
     if not 1 <= draft_size <= target_size:
         raise OptionRefused(
@@ -70,7 +72,7 @@ def vocabulary_map(counts: dict[int, int], draft_size: int, target_size: int) ->
 def seal_vocabulary(
     path: Path, source: Source, count: Callable[[Source], dict[int, int]] = token_counts
 ) -> bool:
-    """Write the `draft_vocabulary` as one file of `torch.save`; return whether the options ask for one."""
+    """Write the `draft_vocabulary` as one `torch.save` file; return whether the options ask for one."""
     vocabulary = draft_vocabulary(source, count)
     if vocabulary:
         seal_torch(path, vocabulary)

@@ -1,7 +1,7 @@
-"""AngelSlim, offline EAGLE-3: `rank_0/rows_<a>-<b>/data_<row>.ckpt`, one dict a row, with a batch of one.
+"""AngelSlim, offline EAGLE-3: `rank_0/rows_<a>-<b>/data_<row>.ckpt`, one dict per row, as a batch of one.
 
-Un-shifted. `hidden_states` are three auxiliary layers, `target_hiddens` the last one after the final norm:
-the trainer's head is the bare `lm_head`.
+Un-shifted. `hidden_states` are three auxiliary layers, `target_hiddens` the last layer after the final norm:
+the trainer's head is only the `lm_head`.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """DeepSpec's target cache, version 2: `shard-<n>.bin`, `samples.idx` and `manifest.json`.
 
-Un-shifted; layers are counted from 0, the embeddings are -1. A row's tensors lie one behind the other in a
-shard: ids int32, attention mask uint8, loss mask uint8, auxiliary states bfloat16 [T, A * H], and the last
-layer after the final norm, bfloat16 [T, H]. The index has a record of 56 bytes a row.
+Un-shifted; layers are numbered from 0, the embeddings are -1. A row's tensors follow each other in a shard:
+ids int32, attention mask uint8, loss mask uint8, auxiliary states bfloat16 [T, A * H], and the last layer
+after the final norm, bfloat16 [T, H]. The index has a 56-byte record per row.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class DeepSpec(Format):
     """The files that DeepSpec reads with `data.target_cache_path`."""
 
     def row_files(self) -> Iterator[RowFile]:
-        """Yield shards of whole rows, each full but the last; a row larger than a shard has its own."""
+        """Yield shards of whole rows, each filled except the last; a row larger than a shard has its own."""
         number = begin = size = 0
         for row, num_tokens in enumerate(self.source.rows.num_tokens):
             row_bytes = sum(self._sizes(num_tokens))
@@ -39,7 +39,7 @@ class DeepSpec(Format):
         yield RowFile(_shard(number), range(begin, len(self.source.rows)))
 
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
-        """Write a shard, a row at a time."""
+        """Write a shard, one row at a time."""
         with temporary.open("wb") as file:
             for row in rows:
                 tensors = (
@@ -53,7 +53,7 @@ class DeepSpec(Format):
                     file.write(tensor.contiguous().view(torch.uint8).numpy().data)
 
     def finish(self, out: Path) -> None:
-        """Write the index, which follows from the lengths alone, and the manifest."""
+        """Write the index, which depends only on the rows' lengths, and the manifest."""
         shards = list(self.row_files())
         with sealing(out / "samples.idx") as temporary, temporary.open("wb") as file:
             for shard_id, shard in enumerate(shards):

@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-2 `ge_data`: `data/data_<row>.ckpt`, one dict a row.
+"""EAGLE-1 and EAGLE-2 `ge_data`: `data/data_<row>.ckpt`, one dict per row.
 
 Un-shifted; the trainer shifts ids and target itself. `hidden_state` is the last layer after the final norm in
 float16, whose range is smaller than bfloat16's: a state that does not fit is refused, never made infinite.
@@ -22,7 +22,7 @@ class Eagle(TorchFileEachRow):
     PATH = DATA + "/data_{number}.ckpt"
 
     def content(self, row: Row) -> dict[str, Any]:
-        """Return a row's tensors. Raises OptionRefused (`to`) if a state is beyond float16."""
+        """Return a row's tensors. Raises OptionRefused (`to`) if a state exceeds float16's range."""
         return {
             "input_ids": row.input_ids,
             "hidden_state": halved(row.last_normed(), row.sample_id),
@@ -30,7 +30,7 @@ class Eagle(TorchFileEachRow):
         }
 
     def finish(self, out: Path) -> None:
-        """Write nothing beside the rows: this trainer reads any file."""
+        """Write no other files: this trainer reads every file in the folder."""
 
 
 def halved(states_TH: torch.Tensor, sample_id: str) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""ModelOpt, offline: `data/<row>.pt`, one dict a row.
+"""ModelOpt, offline: `data/<row>.pt`, one dict per row.
 
-Un-shifted; layers are counted from 0. `hidden_states` is the last layer after the final norm, and
-`hidden_states_prenorm` says so: the reader takes that for granted where it is missing.
+Un-shifted; layers are numbered from 0. `hidden_states` is the last layer after the final norm, which
+`hidden_states_prenorm` states; it is also the reader's default.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ class ModelOpt(TorchFileEachRow):
         }
 
     def finish(self, out: Path) -> None:
-        """Write the vocabulary map, of which this trainer reads one half."""
+        """Write the half of the vocabulary map that this trainer reads."""
         if vocabulary := draft_vocabulary(self.source):
             seal_torch(out / self.VOCABULARY, vocabulary["d2t"])
 

@@ -1,18 +1,18 @@
-"""NeMo Automodel reads two caches, one a recipe: DSpark's and EAGLE-3's.
+"""NeMo Automodel has two caches, one per recipe: DSpark's and EAGLE-3's.
 
-Both are shards of rows of one length, stacked, that are made in memory: every row is padded with zeros, or
-cut, to S tokens. Layers are counted from 0; DSpark's may hold the embeddings, -1.
+Both consist of shards of stacked rows of equal length, built in memory: every row is padded with zeros, or
+truncated, to S tokens. Layers are numbered from 0; DSpark's may include the embeddings, -1.
 
-DSpark's rows are un-shifted, with the target's embedding and head beside them; the last layer is after the
-final norm.
+DSpark's rows are un-shifted, with the target's embedding and head in a separate file; the last layer is after
+the final norm.
 
-EAGLE-3's rows are shifted where every other trainer's are not: row t holds the states of token t beside
-token t + 1, its mask, and what the target says after it. `position_mask` is 1 where token t + 1 is supervised
-and the target's own best token after it is in the draft vocabulary: the trainer reads the distribution
-nowhere else, so it is computed there alone and 0 elsewhere.
+EAGLE-3's rows are shifted, unlike every other trainer's: row t has the states of token t with token t + 1,
+its mask, and the target's distribution after it. `position_mask` is 1 where token t + 1 is supervised and the
+target's most likely token after it is in the draft vocabulary. The distribution is computed only where token
+t + 1 is supervised, and is 0 elsewhere: the trainer reads it only where `position_mask` is 1.
 
 Legend: T tokens of a row, S tokens of every row in the cache, H hidden size, V target's vocabulary, D draft
-vocabulary, P supervised tokens of a row behind its first.
+vocabulary, P supervised tokens of a row after its first.
 """
 
 from abc import abstractmethod
@@ -35,14 +35,14 @@ from service.proof.head import Head
 from service.reader import Row
 
 SHARD_BYTES = 2**28
-"""A shard is made in memory."""
+"""Target size of a shard, which is built in memory."""
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _LOGITS_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True, slots=True)
 class NemoCache(Format):
-    """Rows lie in shards: `shard_size` rows in every one but the last, each cut or padded to S tokens."""
+    """Rows are in shards of `shard_size` rows, fewer in the last, each truncated or padded to S tokens."""
 
     target: TargetFolder
     seq_length: int
@@ -67,7 +67,7 @@ class NemoCache(Format):
         """Return a row's tensors, [T, ...] each."""
 
     def facts(self) -> dict[str, object]:
-        """Return what both manifests say of the rows."""
+        """Return the entries about the rows that both manifests have."""
         return {
             "target_model": self.model,
             "seq_length": self.seq_length,
@@ -78,7 +78,7 @@ class NemoCache(Format):
 
 
 class DSparkCache(NemoCache):
-    """The files that `recipe_args.cached_target_path` of `train_dspark` names."""
+    """The files in the folder `recipe_args.cached_target_path` of `train_dspark`."""
 
     def tensors(self, row: Row) -> dict[str, torch.Tensor]:
         """Return a row's tensors."""
@@ -118,9 +118,9 @@ class DSparkCache(NemoCache):
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Cache(NemoCache):
-    """The files that `recipe_args.cached_target_path` of `train_eagle3` names.
+    """The files in the folder `recipe_args.cached_target_path` of `train_eagle3`.
 
-    `kept_D` int64 [D] are the target ids of the draft vocabulary, ascending, `is_kept_V` bool [V] says which.
+    `kept_D` int64 [D] are the target ids of the draft vocabulary, ascending; `is_kept_V` bool [V] marks them.
     """
 
     head: Head
@@ -128,7 +128,7 @@ class Eagle3Cache(NemoCache):
     is_kept_V: torch.Tensor
 
     def tensors(self, row: Row) -> dict[str, torch.Tensor]:
-        """Return a row's tensors, shifted as the trainer wants them."""
+        """Return a row's tensors, shifted as the trainer expects."""
         ids_T, mask_T = row.input_ids[: self.seq_length], row.loss_mask[: self.seq_length]
         probs_TD, counts_T1 = self._probabilities(row.last(), mask_T)
         return {
@@ -143,7 +143,9 @@ class Eagle3Cache(NemoCache):
     def _probabilities(
         self, last_TH: torch.Tensor, mask_T: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the target's distribution after each next token [T, D], and where it counts: bool [T, 1]."""
+        """Return the target's distribution after each next token, [T, D], and where it counts, bool [T,
+        1].
+        """
         places_P = mask_T[1:].nonzero().flatten()
         probs_TD = last_TH.new_zeros((len(mask_T), len(self.kept_D)))
         counts_T1 = torch.zeros((len(mask_T), 1), dtype=torch.bool)
@@ -217,7 +219,7 @@ def _eagle3(source: Source, target: TargetFolder) -> Eagle3Cache:
 
 
 def _counts(source: Source, seq_length: int) -> dict[int, int]:
-    """Count the supervised tokens that are not cut off."""
+    """Count the supervised tokens that are not truncated."""
     if max(source.rows.num_tokens) <= seq_length:
         return token_counts(source)
     whole = (source.rows.row(number) for number in range(len(source.rows)))
@@ -229,7 +231,7 @@ def _counts(source: Source, seq_length: int) -> dict[int, int]:
 
 
 def _check_norm(source: Source, target: TargetFolder, head: Head) -> None:
-    """Refuse a target whose final norm is not the dataset's."""
+    """Refuse a target whose final norm differs from the dataset's."""
     norm = source.rows.row(0).norm
     alike = head.final_norm == norm.norm
     if not alike or not torch.equal(head.norm_weight, norm.weight_H.to(head.norm_weight.dtype)):
@@ -241,18 +243,18 @@ def _check_norm(source: Source, target: TargetFolder, head: Head) -> None:
 
 
 def sequence_length(source: Source) -> int:
-    """Return S: the length in the options, or the longest row's."""
+    """Return S: the length in the options, or that of the longest row."""
     return source.options.max_tokens or max(source.rows.num_tokens)
 
 
 def rows_a_shard(source: Source, row_width: int) -> int:
-    """Return how many rows of S tokens fit a shard, one at least; a token has `row_width` floats."""
+    """Return how many rows of S tokens fit in a shard, at least one; a token has `row_width` floats."""
     row_bytes = sequence_length(source) * row_width * source.rows.about.dtype.itemsize
     return max(1, SHARD_BYTES // row_bytes)
 
 
 def fitted(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    """Return a tensor [T, ...] cut, or padded with zeros, to [length, ...]."""
+    """Return a tensor [T, ...] truncated, or padded with zeros, to [length, ...]."""
     out = tensor.new_zeros((length, *tensor.shape[1:]))
     out[: len(tensor)] = tensor[:length]
     return out

@@ -1,8 +1,8 @@
-"""SpecForge 0.2, offline: `data/rows_<a>-<b>/data_<row>.ckpt`, one dict of tensors a row.
+"""SpecForge 0.2, offline: `data/rows_<a>-<b>/data_<row>.ckpt`, one dict of tensors per row.
 
-Un-shifted; layers are counted from the first layer's output, which is 0. `hidden_state` is the last layer
-after the final norm: the trainer's head is the bare `lm_head`. DFlash, Domino and DSpark raise on a row
-without two supervised tokens side by side, so those rows are left out.
+Un-shifted; layers are numbered from the first layer's output, which is 0. `hidden_state` is the last layer
+after the final norm: the trainer's head is only the `lm_head`. DFlash, Domino and DSpark fail on a row
+without two adjacent supervised tokens, so such rows are left out.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ class SpecForge(TorchFileEachRow):
     PATH = DATA + "/{folder}/data_{number}.ckpt"
 
     def numbers(self) -> Iterable[int]:
-        """Return the numbers of the rows that the trainer takes."""
+        """Return the numbers of the rows that the trainer can use."""
         every = range(len(self.source.rows))
         if self.source.options.algorithm is Algorithm.EAGLE3:
             return every
@@ -43,7 +43,7 @@ class SpecForge(TorchFileEachRow):
         return counts_of(source.rows.row(number) for number in self.numbers())
 
     def content(self, row: Row) -> dict[str, Any]:
-        """Return a row's tensors, under the names of the algorithm."""
+        """Return a row's tensors, with the algorithm's names."""
         auxiliary_1TA = row.auxiliary(self.source.layers)[None]
         tensors = {"input_ids": row.input_ids, "loss_mask": row.loss_mask.long()}
         match self.source.options.algorithm:

@@ -1,8 +1,9 @@
-"""speculators 0.9: an Arrow dataset of ids and masks, and `hidden_states/hs_<row>.safetensors` beside it.
+"""speculators 0.9: an Arrow dataset of ids and masks, and `hidden_states/hs_<row>.safetensors`.
 
-Un-shifted. `hidden_states` is [T, A + 1, H]: the auxiliary layers ascending, then the last one before the
-final norm, which the trainer applies itself; its `--target-layer-ids` are vLLM's. For MTP the one layer is
-written after the final norm instead: vLLM feeds an MTP drafter that, and this trainer applies no norm there.
+Un-shifted. `hidden_states` is [T, A + 1, H]: the auxiliary layers ascending, then the last layer before the
+final norm, which the trainer applies itself; its `--target-layer-ids` are vLLM's. For MTP, only the last
+layer is written, after the final norm: vLLM feeds that to an MTP drafter, and this trainer applies no norm
+there.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from service.export.vocabulary import draft_vocabulary, token_counts
 from service.reader import Row
 
 PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
-"""Classes of vLLM whose MTP drafters get the state before the final norm; see docs/serving-parity.md."""
+"""vLLM classes whose MTP drafters get the state before the final norm; see docs/serving-parity.md."""
 ARROW_FILE = "data-00000-of-00001.arrow"
 COUNTS_FILE = "token_freq.pt"
 _ROWS_A_BATCH = 256
@@ -39,7 +40,7 @@ _SCHEMA = pa.schema(
 
 
 class Speculators(FileEachRow):
-    """The files that `speculators train --data-path` reads; the Arrow rows have the files' numbers."""
+    """The files that `speculators train --data-path` reads; Arrow row n belongs to file n."""
 
     PATH = "hidden_states/hs_{number}.safetensors"
 
@@ -70,9 +71,9 @@ class Speculators(FileEachRow):
 
 
 def write_index(out: Path, source: Source) -> None:
-    """Write the Arrow dataset with every column of the index, as it has them, and the token counts.
+    """Write the Arrow dataset with every column of the index unchanged, and the token counts.
 
-    The trainer reads the same tensors of it: `datasets` makes int64 of any integer.
+    The trainer gets the same tensors from it: `datasets` converts any integer to int64.
     """
     table = _index(source)
     write_arrow(out, source, table.schema, table.to_batches(_ROWS_A_BATCH))
@@ -80,13 +81,13 @@ def write_index(out: Path, source: Source) -> None:
 
 
 def _index(source: Source) -> pa.Table:
-    """Return the index of every row, and how long it is by the trainer's name."""
+    """Return the index of all rows, with their lengths under the trainer's name, `seq_len`."""
     table = source.rows.index
     return table.append_column("seq_len", table["num_tokens"].cast(pa.int64()))
 
 
 def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write what `datasets.load_from_disk` reads; the trainer is given three of the columns."""
+    """Write a dataset for `datasets.load_from_disk`, which gives the trainer three of the columns."""
     with (
         sealing(out / ARROW_FILE) as temporary,
         pa.OSFile(str(temporary), "wb") as file,
@@ -109,9 +110,9 @@ def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[
 
 
 def row_tensors(row: Row, algorithm: Algorithm, layers: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Return what a row's file holds: `hidden_states` [T, A + 1, H] and `token_ids`, int64 [T].
+    """Return the content of a row's file: `hidden_states` [T, A + 1, H] and `token_ids`, int64 [T].
 
-    The states are the auxiliary layers', then those of the last one, which is the highest.
+    The states are those of the auxiliary layers, then of the last layer, which has the highest id.
     """
     if algorithm is Algorithm.MTP:
         states_TLH = row.last_normed()[:, None]
@@ -122,14 +123,16 @@ def row_tensors(row: Row, algorithm: Algorithm, layers: tuple[int, ...]) -> dict
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
-    """Return a column's type as `datasets` writes it."""
+    """Return a column's type in the notation of `datasets`."""
     if pa.types.is_list(kind):
         return {"_type": "List", "feature": _feature(kind.value_type)}
     return {"_type": "Value", "dtype": str(kind)}
 
 
 def make(source: Source) -> Speculators:
-    """Return the format. Raises OptionRefused (`algorithm`) for MTP heads fed the state before the norm."""
+    """Return the format. Raises OptionRefused (`algorithm`) for MTP heads that are fed the state before the
+    norm.
+    """
     classes = {
         str(one.provenance.engine.options.get("model_class")) for one in source.rows.manifests.values()
     }

@@ -1,8 +1,8 @@
 """TorchSpec, offline replay: `dataset.json`, `manifest.jsonl` and `samples/<sha1 of the id>.pt`.
 
-Un-shifted. `hidden_states` are the auxiliary layers, `last_hidden_states` the last one before the final norm,
-which `dataset.json` declares, so that the trainer applies the norm itself. The mask is run lengths that
-alternate from unsupervised to supervised.
+Un-shifted. `hidden_states` are the auxiliary layers, `last_hidden_states` the last layer before the final
+norm, which `dataset.json` declares, so that the trainer applies the norm itself. The mask is stored as run
+lengths, alternately unsupervised and supervised.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class TorchSpec(TorchFileEachRow):
     DESCRIPTION = "dataset.json"
 
     def row_files(self) -> Iterator[RowFile]:
-        """Yield a file a row, named by the sample's id."""
+        """Yield one file per row, named after the sample's id."""
         for number, sample_id in enumerate(self.source.rows.sample_ids):
             yield RowFile(_path(sample_id), range(number, number + 1))
 
@@ -55,7 +55,7 @@ class TorchSpec(TorchFileEachRow):
 
 
 def packed(mask: list[int]) -> str:
-    """Return a mask as run lengths, the first of them of zeros: `0 0 1 1 1 0` is `2,3,1`."""
+    """Return a mask as run lengths, beginning with zeros: `0 0 1 1 1 0` is `2,3,1`."""
     runs = [(value, len(list(run))) for value, run in itertools.groupby(mask)]
     lead = [0] if runs and runs[0][0] else []
     return ",".join(str(length) for length in [*lead, *(length for _, length in runs)])
