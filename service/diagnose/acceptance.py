@@ -1,7 +1,8 @@
-"""From what a drafter said at each place of a row to the length that a server accepts. Pure.
+"""Computes the accepted length in serving from a drafter's predictions at each place of a row. Pure
+functions.
 
-Place t is the last position that the target has computed when the drafter is asked: it is fed token t + 1
-beside the state of t, and its draft j is of token t + 2 + j.
+Place t is the last position that the target has computed when the drafter runs: the drafter is fed token t +
+1 with the state of t, and its draft j predicts token t + 2 + j.
 
 Legend: K drafted tokens, R places of a row, D drafts, N rows.
 """
@@ -21,11 +22,11 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One row at all places where a server might draft.
+    """The drafter's predictions in one row, at all places where a server might draft.
 
-    `places_R` are t, ascending; `begins_R` marks the first of each answer. `right_KR`: draft j is the token
-    that the target says; `known_KR`: the row knows it. `own` is whether the answers are the target's greedy
-    ones, `odds` the mean probability that the drafter gives its first drafts.
+    `places_R` are the places t, ascending; `begins_R` marks the first of each answer. `right_KR` is whether
+    draft j is the target's token; `known_KR` whether the row has that token. `own` is whether the answers are
+    the target's greedy ones; `odds` is the mean probability that the drafter gives its first drafts.
     """
 
     number: int
@@ -39,7 +40,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Drafts, each of row `row_D`, at `position_D` in its answer, with `accepted_DK` of its tokens."""
+    """Drafts: draft d is in row `row_D`, at `position_D` in its answer; `accepted_DK` is the probability that
+    each of its tokens is accepted.
+    """
 
     row_D: NDArray[np.int64]
     position_D: NDArray[np.int64]
@@ -48,7 +51,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Tokens that one step of the target yields, as vLLM counts: 1 + accepted / drafts. 95 % interval."""
+    """Tokens per step of the target, as vLLM counts: 1 + accepted / drafts; with a 95 % interval."""
 
     mean: float
     low: float
@@ -57,13 +60,13 @@ class Length:
 
 
 def accepted(values_KR: Bools | Floats) -> Floats:
-    """Return how likely all drafts up to each are accepted."""
+    """Return, for each draft, the probability that it and all before it are accepted."""
     products: Floats = np.cumprod(values_KR, axis=0, dtype=np.float64)
     return products
 
 
 def step_rates(readings: Sequence[Reading]) -> Floats:
-    """Return how often draft j is right, of those whose drafts before it are: [K]."""
+    """Return how often draft j is right, given that all drafts before it are: [K]."""
     right_KR = np.concatenate([reading.right_KR for reading in readings], axis=1)
     known_KR = np.concatenate([reading.known_KR for reading in readings], axis=1)
     open_KR = accepted(np.vstack([np.ones_like(right_KR[:1]), right_KR[:-1]])) * known_KR
@@ -72,9 +75,11 @@ def step_rates(readings: Sequence[Reading]) -> Floats:
 
 
 def drafts_of(readings: Sequence[Reading], rates_K: Floats) -> Drafts:
-    """Return the drafts of rows: as a server plays them in answers of the target, else at every place.
+    """Return the drafts of rows: those that a server would make in the target's own answers, otherwise one at
+    every place.
 
-    What lies behind the end of a row counts as `rates_K` say: vLLM counts before it looks for the end.
+    Drafts beyond the end of a row count with the rates `rates_K`: vLLM counts accepted tokens before it
+    checks for the end.
     """
     parts = []
     for reading in readings:
@@ -94,7 +99,7 @@ def drafts_of(readings: Sequence[Reading], rates_K: Floats) -> Drafts:
 
 
 def length(drafts: Drafts) -> Length:
-    """Return the expected accepted length, its error by bootstrap over rows."""
+    """Return the expected accepted length, with an interval by bootstrap over rows."""
     _, row_D = np.unique(drafts.row_D, return_inverse=True)
     sums_N: Floats = np.bincount(row_D, weights=drafts.accepted_DK.sum(axis=1)).astype(np.float64)
     mean, low, high = bootstrap(sums_N, np.bincount(row_D), 0.95)
@@ -102,7 +107,7 @@ def length(drafts: Drafts) -> Length:
 
 
 def by_group(drafts: Drafts, names_D: NDArray[Any]) -> dict[str, Length]:
-    """Return the length of the drafts of each name, in the names' order."""
+    """Return the accepted length of the drafts of each name, ordered by name."""
     groups = {}
     for name in np.unique(names_D):
         of = names_D == name
@@ -111,12 +116,12 @@ def by_group(drafts: Drafts, names_D: NDArray[Any]) -> dict[str, Length]:
 
 
 def begin_of(values: NDArray[np.int64], begins: Sequence[int]) -> NDArray[np.int64]:
-    """Return where the group of each value begins; `begins` are ascending, the first not above any value."""
+    """Return the begin of each value's group; `begins` is ascending, and its first is not above any value."""
     return np.array(begins)[np.searchsorted(begins, values, side="right") - 1]
 
 
 def bootstrap(sums_N: Floats, counts_N: Counts, confidence: float) -> tuple[float, float, float]:
-    """Return the mean of rows of sums over counts, and its interval."""
+    """Return the ratio of the sums to the counts over rows, and its bootstrap interval."""
     draw_SN = np.random.default_rng(0).integers(0, len(sums_N), (RESAMPLES, len(sums_N)))
     means_S = sums_N[draw_SN].sum(-1) / counts_N[draw_SN].sum(-1)
     low, high = np.quantile(means_S, [(1 - confidence) / 2, (1 + confidence) / 2])

@@ -1,4 +1,4 @@
-"""Runs a diagnosis: the drafter over rows of the dataset, what was tried, what the data are like."""
+"""Runs a diagnosis: the drafter over rows of the dataset, the changes tried, and statistics of the data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,17 +19,21 @@ from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.source import Source, open_source, refusing_datasets
 
 SEARCH_ROWS, SEARCH_PLACES = 40, 32
-"""Rows for the changes, each of which is a forward pass of its own, and places in each."""
+"""How many rows are used to try changes, each of which is a separate forward pass, and places in each row."""
 WORST_ROWS = 8
 LITTLE = 0.25
-"""Of what the most frequent token reaches: who accepts less has learnt next to nothing."""
+"""A drafter that accepts less than this share of the most-frequent-token baseline has learnt next to
+nothing.
+"""
 BEGINS = (0, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Of groups by tokens."""
+"""Lower bounds of the groups by number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What the rows are like. Shares are of supervised tokens, but `supervised`, of all."""
+    """Statistics of the rows. Shares are of supervised tokens, except `supervised`, which is of all
+    tokens.
+    """
 
     rows: int
     tokens: int
@@ -37,13 +41,13 @@ class Data:
     own: float
     in_vocabulary: float
     frequent: float
-    """How often the token that most often follows is right: what a drafter without states reaches."""
+    """How often the most frequent next token is right: the baseline of a drafter without states."""
     same_tokenizer: bool
 
 
 @dataclass(frozen=True, slots=True)
 class WorstRow:
-    """A row, and how many tokens of each draft were accepted, by the place that it is of."""
+    """A row, and the number of accepted tokens of each draft, by place."""
 
     number: int
     sample: str
@@ -53,7 +57,9 @@ class WorstRow:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything measured. `played`: rows are the target's own answers, so `length` is what a server gets."""
+    """Everything measured. `played` means that rows are the target's own answers, so `length` is what a
+    server gets.
+    """
 
     drafter: str
     dataset: str
@@ -63,10 +69,10 @@ class Diagnosis:
     played: bool
     length: Length
     untrained: bool
-    """Whether no training changed its norms, and it knows next to nothing: then no change was tried."""
+    """Whether no training changed its norms and it has learnt next to nothing: then no change was tried."""
     first_right: float
     first_odds: float
-    """Mean probability that it gives its first draft; what was trained is right at least as often."""
+    """Mean probability that it gives its first draft; a trained drafter is right about at least as often."""
     by_step: list[float]
     groups: dict[str, dict[str, Length]]
     search: Search
@@ -77,7 +83,7 @@ class Diagnosis:
 def diagnose(
     folder: Path, dataset: str, target: str | None, num_rows: int
 ) -> tuple[Diagnosis, Source, Target]:
-    """Measure the drafter in `folder` over `num_rows` rows of the dataset, evenly spread.
+    """Measure the drafter in `folder` over `num_rows` evenly spaced rows of the dataset.
 
     Raises OptionRefused (`drafter`, `target`), SourceRefused (`dataset`), UnknownModel.
     """
@@ -129,7 +135,7 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
 
 
 def _read(drafter: Drafter, one: Asked) -> Reading:
-    """Return where the drafter, fed as it is declared, says what the target says."""
+    """Return where the drafter, fed according to its config, agrees with the target."""
     ids_T, states_TF = fed(drafter.declared, one.row, one.row)
     logits_KRD = drafter.logits(ids_T, states_TF, one.places_R, drafter.declared)
     odds_KR, drafted_KR = logits_KRD.softmax(-1).max(-1)
@@ -154,7 +160,7 @@ def _data(given: Sequence[Asked], drafter: Drafter) -> Data:
     tokens = sum(one.row.num_tokens for one in given)
     supervised = torch.cat([one.fed_R for one in given])
     own = sum(one.own_share * len(one.places_R) for one in given) / len(supervised)
-    # The token that is fed at each place, and what the target says after it.
+    # The token fed at each place, and the target's prediction after it.
     pairs = [
         list(zip(one.fed_R.tolist(), one.top_T[one.places_R + 1].tolist(), strict=True)) for one in given
     ]

@@ -1,4 +1,5 @@
-"""A drafter's checkpoint in speculators' own model class: safetensors alone, no code of the checkpoint's.
+"""Loads a drafter's checkpoint into speculators' own model class: only safetensors, no code from the
+checkpoint.
 
 Legend: T tokens, F fed features, K drafted tokens, R places, D draft vocabulary, V vocabulary, H hidden size.
 """
@@ -21,23 +22,23 @@ from service.report.wording import short
 
 FORMS = {"eagle3": "EAGLE-3", "peagle": "P-EAGLE", "mtp": "MTP"}
 _THE_TARGETS = ("verifier_norm.weight", "verifier_lm_head.weight")
-"""Of training alone."""
+"""Only used in training."""
 _DRAFTED, _MOST_DRAFTED = 3, 64
-"""Tokens: where the config says nothing, what the guides serve with."""
+"""Drafted tokens: the default, as in the serving guides, if the config has none; and the maximum."""
 _MODELS = 32
-"""Kept at once; they share their tensors."""
+"""How many built models are cached; they share tensors."""
 _MAX_CONFIG_BYTES = 2**20
 _MAX_ERROR_CHARS = 600
 
 
 class Drafter:
-    """A drafter of `form`, fed `declared` and asked for `steps` tokens.
+    """A drafter of the kind `form`, fed the setting `declared`, that drafts `steps` tokens.
 
-    `map_D` is the target's id of every draft id. `config` is its config.json, defaults filled in.
+    `map_D` maps draft ids to target ids. `config` is its config.json with defaults filled in.
     """
 
     def __init__(self, folder: Path, target: Target) -> None:
-        """Read and check it. Raises OptionRefused (`drafter`), naming what is wrong."""
+        """Read and check the drafter. Raises OptionRefused (`drafter`), naming what is wrong."""
         self.target = target
         raw, self._tensors = _read(folder)
         if "speculators_model_type" not in raw:
@@ -53,7 +54,7 @@ class Drafter:
         if not 1 <= self.steps <= _MOST_DRAFTED:
             raise _refused(f"config.json: speculative_tokens is {self.steps}, expected 1 to {_MOST_DRAFTED}")
         self.exact = self.form != "mtp"
-        """Whether it is trained on what a server shows it; MTP's later steps attend to their own states."""
+        """Whether its training pass matches serving; MTP's later steps attend to their own states."""
         if self.exact:
             layers = getattr(config, LAYERS_KEY) or (2, target.num_layers // 2, target.num_layers - 3)
             self.declared = Setting(tuple(layers))
@@ -66,7 +67,7 @@ class Drafter:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no step of a training changed it: the weights of all its norms are one, as they begin."""
+        """Whether it was never trained: the weights of all its norms are still one, as initialized."""
         norms = [value for name, value in self._tensors.items() if name.endswith("norm.weight")]
         return bool(norms) and all(bool((weight_H == 1).all()) for weight_H in norms)
 
@@ -88,7 +89,7 @@ class Drafter:
                 if self.form == "eagle3":
                     model(**fed, position_ids=positions[:, 1 : len(ids_T)], ttt_steps=self.steps)
                 elif self.form == "mtp":
-                    # Its steps leave out the last rows; what is put behind them is seen by none of ours.
+                    # Its steps drop the last rows, so padding is appended, which does not affect ours.
                     behind = self.steps + 1
                     states_TF = pad(states_TF, (0, 0, 0, behind))
                     model(pad(ids_T, (0, behind))[None], states_TF[None], position_ids=positions)
@@ -104,7 +105,7 @@ class Drafter:
         fed: dict[str, torch.Tensor],
         seen: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Return the logits [T, D] of each step: P-EAGLE computes all at once, in an order of its own."""
+        """Return the logits [T, D] of each step: P-EAGLE computes all at once, in its own order."""
         from speculators.losses import resolve_loss_config
         from speculators.models.peagle.data import generate_cod_sample_indices
 
@@ -120,7 +121,9 @@ class Drafter:
         return list(logits_KTD)
 
     def targets(self, map_name: str) -> torch.Tensor:
-        """Return the target's id of every draft id [D], by the checkpoint's map or one that is `map_name`."""
+        """Return the target id of each draft id [D], by the checkpoint's own map or the variant
+        `map_name`.
+        """
         plain_D = torch.arange(len(self.map_D))
         by_name = {
             "own": self.map_D,
@@ -132,7 +135,7 @@ class Drafter:
         return by_name[map_name].clamp(0, self.target.vocab_size - 1)
 
     def _build(self, changed: tuple[tuple[str, Any], ...], weights: str) -> Any:  # noqa: ANN401 - speculators' own
-        """Return the model, with other values in its config or the target's weights."""
+        """Return the model with changed config values, or with some weights of the target."""
         from speculators import SpeculatorModel
 
         raw = deepcopy(self.config)
@@ -156,18 +159,18 @@ class Drafter:
             tensors["lm_head.weight"] = head_DH
         elif weights != "own":
             tensors["embed_tokens.weight"] = head_VH if weights == "tied" else embedding_VH
-        for name in ("d2t", "t2d"):  # which the forward pass does not read
+        for name in ("d2t", "t2d"):  # not used by the forward pass
             tensors.pop(name, None)
             tensors |= {name: own[name]} if name in own else {}
         try:
             model.load_state_dict(tensors, assign=True)
-        except RuntimeError as error:  # names what is missing, unexpected, or of another shape
+        except RuntimeError as error:  # its message names missing, unexpected or mismatched tensors
             cure = "compare its config.json with the one of its training"
             raise _refused(" ".join(str(error).split()), cure) from error
         return model.eval()
 
     def _check_target(self, config: Any) -> None:  # noqa: ANN401 - speculators' own
-        """Hold its sizes and layers against the target's. Raises OptionRefused."""
+        """Check its sizes and layers against the target's. Raises OptionRefused."""
         layer, (vocab, hidden) = config.transformer_layer_config, self.target.embedding_VH.shape
         for what, own, expected in (
             ("hidden size", getattr(config, "target_hidden_size", None) or layer.hidden_size, hidden),
@@ -186,7 +189,7 @@ class Drafter:
             )
 
     def _map(self) -> torch.Tensor:
-        """Return the target's id of every draft id [D]. Raises OptionRefused."""
+        """Return the target id of each draft id [D]. Raises OptionRefused."""
         size = self.target.vocab_size
         d2t = self._tensors.get("d2t", torch.zeros(size, dtype=torch.long))
         drafted = len(self._tensors.get("lm_head.weight", d2t))
@@ -202,7 +205,7 @@ class Drafter:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return config.json and every tensor, floats as float32. Raises OptionRefused."""
+    """Return config.json and all tensors, with floats as float32. Raises OptionRefused."""
     path, tensors = folder / "config.json", dict[str, torch.Tensor]()
     try:
         with path.open(encoding="utf-8") as file:
@@ -227,7 +230,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def _of_its_authors(config: dict[str, Any], target: Target) -> dict[str, Any]:
-    """Return the config of an EAGLE-3 checkpoint in its authors' form as speculators writes it."""
+    """Convert the config of an EAGLE-3 checkpoint in its authors' format to speculators' format."""
     names = config.get("architectures") or []
     if not any("Eagle3" in str(name) for name in names):
         raise _refused(
@@ -251,7 +254,7 @@ def _of_its_authors(config: dict[str, Any], target: Target) -> dict[str, Any]:
 
 
 def _parsed(raw: dict[str, Any]) -> Any:  # noqa: ANN401 - speculators' own
-    """Return a config in speculators' class, defaults filled in. Raises OptionRefused."""
+    """Return a config as speculators' class, with defaults filled in. Raises OptionRefused."""
     from speculators import SpeculatorModelConfig
 
     try:

@@ -1,4 +1,4 @@
-"""Rows of the dataset as a drafter is asked about them.
+"""Rows of the dataset, prepared for asking a drafter about them.
 
 Legend: T tokens, F fed features, K drafted tokens, R places.
 """
@@ -13,14 +13,17 @@ from service.diagnose.target import Target
 from service.reader import Row
 
 OWN_SHARE = 0.97
-"""Of an answer's tokens: rounding alone makes another token the likeliest now and then."""
+"""Share of the tokens that must be the target's own: rounding alone occasionally changes the most likely
+token.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One row. A server may draft at `places_R`, ascending: token t + 1 is supervised.
+    """One row. `places_R`, ascending, are where a server may draft: token t + 1 is supervised.
 
-    `begins_R` marks the first place of each answer. `top_T` is what the target says after each token.
+    `begins_R` marks the first place of each answer. `top_T` is the target's most likely next token after each
+    token.
     """
 
     number: int
@@ -31,38 +34,40 @@ class Asked:
 
     @property
     def fed_R(self) -> torch.Tensor:
-        """The token that is fed at each place."""
+        """The token fed at each place."""
         return self.row.input_ids[self.places_R + 1]
 
     @property
     def own_share(self) -> float:
-        """How much of the answers the target itself would have said."""
+        """The share of the answers' tokens that the target itself would have generated."""
         return float((self.top_T[self.places_R] == self.fed_R).float().mean())
 
     def drafted_at(self, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the place whose state says each drafted token [K, R], and whether it is inside the row."""
+        """Return the position whose state predicts each drafted token [K, R], and whether it is inside the
+        row.
+        """
         of_KR = self.places_R + 1 + torch.arange(steps)[:, None]
         return of_KR, of_KR < self.row.num_tokens
 
     def thinned(self, places: int) -> "Asked":
-        """Return the row with so many of its places at most, evenly spread."""
+        """Return the row with at most `places` of its places, evenly spaced."""
         step = -(-len(self.places_R) // places)
         return replace(self, places_R=self.places_R[::step], begins_R=self.begins_R[::step])
 
 
 def asked(number: int, row: Row, target: Target) -> Asked | None:
-    """Return the row with what the target says of it; none if a server would never draft in it."""
+    """Return the row with the target's predictions, or None if a server would never draft in it."""
     mask_T = row.loss_mask.bool()
     places_R = torch.nonzero(mask_T[1:]).flatten()
     if not len(places_R):
         return None
-    row = replace(row, read=lru_cache(row.read))  # a layer is asked for by every change
+    row = replace(row, read=lru_cache(row.read))  # every change reads layers
     begins_R = ~mask_T[places_R] | (places_R == 0)
     return Asked(number, row, target.likeliest(row), places_R, begins_R)
 
 
 def fed(setting: Setting, row: Row, other: Row) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids [T] and states [T, F] of a row as a setting feeds them."""
+    """Return the token ids [T] and states [T, F] of a row as fed by a setting."""
     index_T = torch.arange(row.num_tokens)
     source = other if setting.states == "other" else row
     layers = [source.layer(k) for k in setting.layers]

@@ -1,6 +1,6 @@
-"""What a drafter is fed, and every way in which that may have been otherwise when it was trained. Pure.
+"""What a drafter is fed, and every way in which its training may have differed. Pure functions.
 
-Layers are vLLM's ids: k is the residual stream after k decoder layers.
+Layer ids are vLLM's: k is the residual stream after k decoder layers.
 """
 
 import json
@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import Any, Literal
 
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
-"""The field of a drafter's config.json."""
+"""The field for the layers in a drafter's config.json."""
 _LAYER = "transformer_layer_config"
 _MAX_ORDERS = 6
 _OTHER_VALUES = {
@@ -21,11 +21,12 @@ _OTHER_VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is fed at place t: states of `layers` side by side at t + `states_by`, token t + 1 + `tokens_by`.
+    """What is fed at place t: the concatenated states of `layers` at t + `states_by`, and token t + 1 +
+    `tokens_by`.
 
-    `states` and `tokens` are the row's own or another row's. `weights` are the drafter's own, or one of them
-    is the target's: the embeddings, its head as embeddings (`tied`), or the head. `config` replaces values of
-    the drafter's config.json, by dotted names.
+    `states` and `tokens` are the row's own or another row's. `weights` are the drafter's own, or some are
+    replaced by the target's: its embeddings, its head as embeddings (`tied`), or its head. `config` replaces
+    values in the drafter's config.json, by dotted names.
     """
 
     layers: tuple[int, ...]
@@ -44,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """One thing changed, and what puts it right. A `probe` is measured and never named as a cause."""
+    """One change and its cure. A `probe` is measured but never reported as a cause."""
 
     name: str
     cure: str
@@ -57,7 +58,7 @@ class Change:
 
 
 def changes(base: Setting, config: Mapping[str, Any], num_layers: int) -> Iterator[Change]:
-    """Yield every change of `base` to try. `config` is the drafter's, its defaults filled in."""
+    """Yield every change of `base` to try. `config` is the drafter's, with defaults filled in."""
     yield Change("states of another row", "", {"states": "other"}, probe=True)
     yield Change("states all zero", "", {"scale": 0.0}, probe=True)
     yield Change("tokens of another row", "", {"tokens": "other"}, probe=True)
@@ -118,7 +119,7 @@ def _layer_lists(declared: tuple[int, ...]) -> Iterator[tuple[str, Sequence[int]
 
 
 def _configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield other values of a config by their dotted names."""
+    """Yield changed values of a config by dotted names."""
     for flag in ("norm_before_residual", "norm_output"):
         if flag in config:
             yield {flag: not config[flag]}

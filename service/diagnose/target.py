@@ -1,4 +1,5 @@
-"""The target: its weights that a drafter shares, what it says, and what a drafter may have learnt instead.
+"""The target: the weights that a drafter shares, its predictions, and what a drafter may have learnt
+instead.
 
 Legend: T tokens, K drafted tokens, R places, V vocabulary, H hidden size.
 """
@@ -17,14 +18,14 @@ from service.proof.head_weights import HeadWeights
 from service.reader import Row
 
 _TOKENS = 256
-"""Whose logits are computed at once."""
+"""How many tokens' logits are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is read of the target, in float32. `folder` holds its config and tokenizer.
+    """The target's embedding and head, float32. `folder` has its config and tokenizer.
 
-    `same_tokenizer`: its tokenizer and template are those that the dataset was made with.
+    `same_tokenizer` is whether its tokenizer and template are those that the dataset was made with.
     """
 
     folder: Path
@@ -39,14 +40,16 @@ class Target:
         return len(self.head.weight_VH)
 
     def logits(self, normed_TH: torch.Tensor, weight_VH: torch.Tensor | None = None) -> torch.Tensor:
-        """Return [T, V] of states after the final norm; another head's if `weight_VH` is given."""
+        """Return the logits [T, V] of states after the final norm, with another head if `weight_VH` is
+        given.
+        """
         if weight_VH is not None:
             return self.head.shaped(normed_TH.float() @ weight_VH.T, None)
         bias_V = None if self.head.bias_V is None else self.head.bias_V.float()
         return self.head.shaped(normed_TH.float() @ self.head.weight_VH.T, bias_V)
 
     def likeliest(self, row: Row) -> torch.Tensor:
-        """Return the token [T] that it says after each of a row."""
+        """Return the most likely next token [T] after each token of a row."""
         parts = torch.split(row.last(), _TOKENS)
         return torch.cat([self.logits(row.normed(part)).argmax(-1) for part in parts])
 
@@ -70,9 +73,10 @@ def read_target(source: Source) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a drafter may have learnt to say, and what puts it right.
+    """A distribution that a drafter may have learnt, and the cure if it is the wrong one.
 
-    It is of the states of `layer`, normed `norms` times, `by` tokens off, of the row or of another one.
+    It is computed from the states of `layer`, normed `norms` times, `by` tokens off, of the row or another
+    row.
     """
 
     name: str
@@ -84,7 +88,7 @@ class Objective:
     of_another: bool = False
 
     def probabilities(self, target: Target, row: Row, other: Row, of_KR: torch.Tensor) -> torch.Tensor:
-        """Return [K, R, V] of the tokens at `of_KR`; what lies beyond the row is anything."""
+        """Return the probabilities [K, R, V] at positions `of_KR`; those beyond the row are arbitrary."""
         row = other if self.of_another else row
         states_TH = row.layer(self.layer)
         states_TH = states_TH[(of_KR.flatten() + self.by) % len(states_TH)]
@@ -95,7 +99,7 @@ class Objective:
 
 
 def objectives(target: Target, layer_ids: Sequence[int]) -> list[Objective]:
-    """Return what may be learnt of the layers that a dataset holds; the right one is the first."""
+    """Return the objectives possible with the layers of a dataset; the right one is first."""
     last = target.num_layers
     token = "train on the target's token t + 2 where token t + 1 is fed"  # noqa: S105 - words
     every = (

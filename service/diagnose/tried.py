@@ -1,4 +1,4 @@
-"""Tries every change of what a drafter is fed, each with every objective that it may have been trained for.
+"""Tries every change of a drafter's inputs, each with every objective that it may have been trained for.
 
 Legend: K drafted tokens, R places, D draft vocabulary, V vocabulary, N rows, O objectives.
 """
@@ -18,18 +18,21 @@ from service.diagnose.target import Objective
 from service.errors import OptionRefused
 
 SURE = 0.998
-"""Of an interval: some fifty changes are tried."""
+"""Confidence of the intervals: some fifty changes are tried."""
 LEAST_SHARE = 0.01
-"""Of what is accepted already: a cause that adds less explains nothing."""
+"""Share of the accepted tokens that a cause must add at least; less explains nothing."""
 GREEDY_SLACK = 0.01
-"""Tokens that a cause may cost a greedy target: its mean varies more than that of one that samples."""
+"""Accepted tokens that a cause may cost with a greedy target, whose mean is noisier than that of a sampling
+one.
+"""
 ROUNDS = 3
-"""Changes on top of each other."""
+"""How many changes may be combined."""
 QUICK_ROWS, HOPELESS, MOST_KEPT = 8, 0.05, 20
-"""A change that loses this share over the first rows is tried on no more; of the others the probes and the
-best ones are."""
+"""After the first rows, changes that lose more than this share are dropped; of the rest, the probes and the
+best ones are kept, up to a maximum.
+"""
 _SAME = 1e-6
-"""Relative difference of what is accepted that is rounding."""
+"""Relative difference of accepted tokens that counts as rounding."""
 _GREEDY, _CHANCE, _SAMPLED = range(3)
 
 Effect = Literal["better", "worse", "no difference", "cannot alter it"]
@@ -38,10 +41,11 @@ AS_IT_IS = Change("as it is fed", "", probe=True)
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A change of the round's base.
+    """A change of the round's base setting, and its effect.
 
-    Lengths are of drafts at every place: `length` with a greedy target, `chance` with one that samples and
-    greedy drafts, `sampled` with drawn drafts. `gain` and its interval are of `sampled`, which varies least.
+    Lengths are of drafts at every place: `length` with a greedy target, `chance` with a sampling target and
+    greedy drafts, `sampled` with a sampling target and sampled drafts. `gain` and its interval are of
+    `sampled`, which is the least noisy.
     """
 
     name: str
@@ -57,7 +61,9 @@ class Tried:
 
 @dataclass(slots=True)
 class Search:
-    """What was tried, round by round, and which of it were causes; what was learnt once all were changed."""
+    """What was tried, round by round, which changes were causes, and what was learnt with all causes
+    applied.
+    """
 
     tried: list[Tried] = field(default_factory=list)
     learnt: list[Tried] = field(default_factory=list)
@@ -73,11 +79,12 @@ def search(
     *,
     changed: bool = True,
 ) -> Search:
-    """Try the changes over `rows`, and again on top of the best one as long as one is significantly better.
+    """Try the changes over `rows`, then again on top of the best one, as long as one is significantly
+    better.
 
-    With `changed` false it is only measured as it is fed.
+    With `changed` false, the drafter is only measured as it is fed.
 
-    A drafter that was trained for another objective takes other inputs better only by that objective.
+    If a drafter was trained for another objective, better inputs show only with that objective.
     """
     result, setting, missing = Search(), drafter.declared, set[int]()
     counts_N = np.array([len(one.places_R) for one in rows])
@@ -110,9 +117,9 @@ def search(
 
 
 def _learnt(objectives: Sequence[Objective], sums_NO3: Floats, counts_N: Counts) -> list[Tried]:
-    """Return how the drafter fits every objective but the right one, against that.
+    """Compare how the drafter fits each other objective with the right one.
 
-    One that knows little covers most of what is flattest: so a greedy target must accept more as well.
+    A drafter that knows little fits flat distributions best, so a greedy target must also accept more.
     """
     return [
         _compared(Change(one.name, one.cure), sums_NO3[:, place], sums_NO3[:, 0], counts_N)
@@ -124,7 +131,7 @@ def _learnt(objectives: Sequence[Objective], sums_NO3: Floats, counts_N: Counts)
 def _compared(
     change: Change, ours_N3: Floats, base_N3: Floats, counts_N: Counts, slack: float = 0.0
 ) -> Tried:
-    """Return what a change comes to, over the rows that it was tried on."""
+    """Return the effect of a change, over the rows on which it was tried."""
     before = base_N3.sum(axis=0) / counts_N.sum()
     base_N3, counts_N = base_N3[: len(ours_N3)], counts_N[: len(ours_N3)]
     length, chance, sampled = (ours_N3.sum(axis=0) / counts_N.sum()).tolist()
@@ -144,7 +151,9 @@ def _measured(
     base: Setting,
     candidates: Sequence[Change],
 ) -> dict[Change, Floats]:
-    """Return what is accepted over all places of each row by each objective [N, O, 3], of every change."""
+    """Return, for every change, the accepted tokens over all places of each row with each objective: [N, O,
+    3].
+    """
     sums: dict[Change, list[Floats]] = {change: [] for change in candidates}
     running = list(candidates)
     for at, one in enumerate(rows):
@@ -155,7 +164,7 @@ def _measured(
             setting = change.of(base)
             try:
                 logits_KRD = drafter.logits(*fed(setting, row, other), one.places_R, setting)
-            except OptionRefused:  # such a config makes no model of these tensors
+            except OptionRefused:  # no model can be built from this config and these tensors
                 running.remove(change)
                 continue
             sums[change].append(_accepted(said, logits_KRD, drafter.targets(setting.map), known_KR))
@@ -170,7 +179,9 @@ def _measured(
 def _accepted(
     said: Sequence[torch.Tensor], logits_KRD: torch.Tensor, map_D: torch.Tensor, known_KR: torch.Tensor
 ) -> Floats:
-    """Return the tokens accepted over all places [O, 3] by targets that say so [K, R, V] each."""
+    """Return the tokens accepted over all places, [O, 3], by targets with the probabilities `said`, [K, R, V]
+    each.
+    """
     drafted_KR1, drawn_KRD = logits_KRD.argmax(-1, keepdim=True), logits_KRD.softmax(-1)
     sums = []
     for said_KRV in said:

@@ -1,4 +1,4 @@
-"""The diagnosis in plain words: the verdict first, then a table. Pure."""
+"""The diagnosis in plain words: the verdict first, then tables. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,27 +9,29 @@ from service.diagnose.tried import AS_IT_IS, Tried
 from service.report.wording import count, percent
 
 KEEPS = 0.9
-"""Of what is accepted: who keeps so much without an input does not use it."""
+"""A drafter that keeps this share of the accepted tokens with another row's input does not use the input."""
 LEAST_LENGTH = 0.05
-"""Accepted tokens a place: less says nothing of what is used."""
+"""Accepted tokens per place below which nothing can be said about which inputs are used."""
 LEARNT = 0.9
-"""Of what the most frequent token reaches: an undertrained drafter gets no further."""
+"""An undertrained drafter does not exceed this share of the most-frequent-token baseline."""
 SURE_OF_ITSELF, UNBELIEVED = 0.1, 1.5
-"""Of a first draft: its probability, and that over the share that is right. Trained ones stay below."""
+"""Limits for the probability of a first draft, and for its ratio to the share that is right. Trained drafters
+stay below them.
+"""
 TRIED = ("changed", "effect", "length", "gain", "interval")
 LENGTHS = ("", "length", "95 %", "drafts")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong, and what puts it right."""
+    """What is wrong, and the cure."""
 
     what: str
     cure: str
 
 
 def findings(diagnosis: Diagnosis) -> list[Finding]:
-    """Return what is wrong with the drafter, the first cause first; empty if nothing was found."""
+    """Return what is wrong with the drafter, the main cause first; empty if nothing was found."""
     if diagnosis.untrained:
         what = "it is undertrained: no training changed its norms, and it knows next to nothing"
         return [Finding(what, "train it, or name a checkpoint that a training ended with")]
@@ -75,9 +77,10 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _uses(diagnosis: Diagnosis, what: str) -> bool:
-    """Say whether the drafter, fed as it was trained, does worse by a tenth or more with another row's.
+    """Return whether the drafter, fed as it was trained, does worse by at least a tenth with another row's
+    input.
 
-    Where the target's distributions are flat, only the greedy length shows it.
+    If the target's distributions are flat, only the greedy length shows it.
     """
     probe, base = _last(diagnosis, f"{what} of another row"), _last(diagnosis, AS_IT_IS.name)
     sampled, greedy = probe.sampled - 1, base.length - 1
@@ -87,12 +90,12 @@ def _uses(diagnosis: Diagnosis, what: str) -> bool:
 
 
 def _last(diagnosis: Diagnosis, name: str) -> Tried:
-    """Return what a change came to in the last round."""
+    """Return the effect of a change in the last round."""
     return next(one for one in reversed(diagnosis.search.tried) if one.name == name)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """Return the first line: the length, and whether it is a server's."""
+    """Return the first line: the length, and whether it is what a server gets."""
     length, at_most = diagnosis.length, 1 + diagnosis.drafted
     figures = (
         f"accepted length {length.mean:.2f} ({length.low:.2f} to {length.high:.2f}) of at most {at_most}"
@@ -104,7 +107,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def not_tried(diagnosis: Diagnosis) -> str:
-    """Return what could not be tried and how it can be, empty if all was."""
+    """Return what could not be tried and how to try it; empty if everything was tried."""
     missing = diagnosis.search.missing_layers
     if not missing:
         return ""
@@ -138,7 +141,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def facts(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
-    """Return what was measured, by name."""
+    """Return the measurements by name."""
     data, as_it_is = diagnosis.data, diagnosis.search.tried[0]
     return [
         ("rows, tokens", f"{count(data.rows)}, {count(data.tokens)}"),
@@ -158,7 +161,7 @@ def facts(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
 
 
 def length_rows(group: Mapping[str, Length]) -> list[tuple[str, ...]]:
-    """Return the lengths of a group, under the heads `LENGTHS`."""
+    """Return the rows of a group's lengths, for the header `LENGTHS`."""
     return [
         (name, f"{one.mean:.3f}", f"{one.low:.3f}..{one.high:.3f}", count(one.drafts))
         for name, one in group.items()
@@ -166,7 +169,7 @@ def length_rows(group: Mapping[str, Length]) -> list[tuple[str, ...]]:
 
 
 def tried_rows(tried: Iterable[Tried]) -> list[tuple[str, ...]]:
-    """Return what was tried, under the heads `TRIED`."""
+    """Return the rows of what was tried, for the header `TRIED`."""
     return [
         (one.name, one.effect, f"{one.length:.3f}", f"{one.gain:+.3f}", f"{one.low:+.3f}..{one.high:+.3f}")
         for one in tried
