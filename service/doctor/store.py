@@ -1,4 +1,4 @@
-"""The database as workers find it: its tables and clock, the versions of its workers."""
+"""Checks the database as workers see it: its tables and clock, and the versions of its workers."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ MAX_SKEW = timedelta(seconds=1)
 
 
 def database(settings: Settings) -> Iterator[Finding]:
-    """Read the database and leave no trace in it. Raises StoreUnavailable, OptionRefused."""
+    """Check the database without leaving a trace in it. Raises StoreUnavailable, OptionRefused."""
     from service.store import Store, hosts, migration
     from service.store.database import missing_file
 
@@ -37,7 +37,7 @@ def database(settings: Settings) -> Iterator[Finding]:
 
 
 def _clock(skew: timedelta) -> Finding:
-    """Judge what no lease depends on: those are by the database's clock alone, so that it is never bad."""
+    """Judge the clock skew. It is never bad: leases depend only on the database's clock."""
     detail = f"{skew.total_seconds():.1f} s from the database's"
     cure = "run an NTP client: certificates, logs and `min_age_s` of sources are by this machine's clock"
     return Finding("clock", Verdict.DOUBTFUL if skew > MAX_SKEW else Verdict.GOOD, detail, cure)

@@ -1,4 +1,4 @@
-"""What every page answers: a filled template, errors as pages, and headers that bound what a browser does."""
+"""What all pages share: rendered templates, errors as pages, and security headers."""
 
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -37,13 +37,13 @@ FILES = {
     "page.js": ((HERE / "static" / "page.js").read_bytes(), "text/javascript"),
     "icon.svg": ((HERE / "static" / "icon.svg").read_bytes(), "image/svg+xml"),
 }
-"""What pages load, by name, with its media type."""
+"""The static files of the pages, with their media types."""
 DIGESTS = {name: sha256(content).hexdigest()[:16] for name, (content, _) in FILES.items()}
 LENGTHS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 class PageRoute(APIRoute):
-    """A route of the page: its errors are pages too, and without a valid key it leads to the sign-in."""
+    """A route of the page: errors are pages, too, and without a valid key it redirects to the sign-in."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
         super().__init__(path, endpoint, **options)
@@ -51,7 +51,7 @@ class PageRoute(APIRoute):
             self.methods.add("HEAD")  # the server leaves the body out
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the request handler."""
         answer = super().get_route_handler()
 
         async def answering(request: Request) -> Response:
@@ -72,9 +72,9 @@ class PageRoute(APIRoute):
 
 
 def page(request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
-    """Return a page made of a template; what it shows of others is escaped."""
+    """Render a template as a page; untrusted content is escaped."""
     who, path = getattr(request.state, "caller", None), request.url.path
-    # Both headers are shown alone, and `service.api.gate` has checked the host.
+    # Both headers are only displayed, and `service.api.gate` has checked the host.
     scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else "http"
     base = f"{scheme}://{request.headers['host']}"
     text = TEMPLATES.get_template(template).render(path=path, who=who, base=base, **context)
@@ -95,7 +95,7 @@ def ago(at: datetime) -> str:
 
 
 def length_of_time(seconds: float) -> str:
-    """Return a time in the largest unit that it has two of: `90 s`, `3 min`, `26 h`."""
+    """Return a time in the largest unit of which it has at least two: `90 s`, `3 min`, `26 h`."""
     unit_s, unit = next((one for one in LENGTHS if seconds >= 2 * one[0]), LENGTHS[-1])
     return f"{seconds / unit_s:.0f} {unit}"
 

@@ -1,4 +1,4 @@
-"""The event stream of the pages: it says that something has changed, and the page asks for itself again."""
+"""The event stream of the pages: it signals that something has changed, and the page reloads itself."""
 
 import asyncio
 import time
@@ -16,19 +16,21 @@ from service.page.session import pages
 from service.store import Store, jobs
 
 EVERY_S = 4.0
-"""Between two looks of a page; a hundred commits between them are one message."""
+"""How often a page's stream checks for changes; a hundred commits in between are one message."""
 SHARED_S = 2.0
-"""How long a look at the store, which counts all jobs of an owner, is good for his other pages."""
+"""How long a read of the store, which covers all jobs of an owner, is shared with the owner's other pages."""
 
 Looks = dict[str | None, tuple[float, tuple[int, int]]]
-"""When the store was looked at last and what was seen, by whose jobs; null: all."""
+"""When the store was last read and the result, by owner; None for all jobs."""
 
 router = pages(Scope.JOBS_READ)
 
 
 @router.get("/ui/events", response_class=EventSourceResponse)
 async def follow(request: Request, store: StoreOf, asks: CallerOf) -> AsyncIterator[ServerSentEvent]:
-    """Say when one of the caller's jobs is new or changed, until the key is revoked or the server ends."""
+    """Send an event when one of the caller's jobs is new or changed, until the key is revoked or the server
+    stops.
+    """
     seen, asked_s = None, time.monotonic()
     while not request.app.state.stopping():
         try:
@@ -37,7 +39,7 @@ async def follow(request: Request, store: StoreOf, asks: CallerOf) -> AsyncItera
                 asked_s = time.monotonic()
             newest = await run_in_threadpool(_newest, request.app.state.looks, store, asks.sees_only)
         except (KeyRefused, StoreUnavailable):
-            return  # the browser comes back, and is told
+            return  # the browser reconnects and gets the error
         if newest != seen:
             yield ServerSentEvent(raw_data="changed")
         seen = newest
@@ -45,7 +47,7 @@ async def follow(request: Request, store: StoreOf, asks: CallerOf) -> AsyncItera
 
 
 def _newest(looks: Looks, store: Store, owner: str | None) -> tuple[int, int]:
-    """Return what changes with each event of these jobs, as it was `SHARED_S` ago at most."""
+    """Return a value that changes with each event of these jobs, at most `SHARED_S` old."""
     now_s = time.monotonic()
     if owner not in looks or now_s - looks[owner][0] > SHARED_S:
         looks[owner] = now_s, store.read(jobs.num_events, owner)

@@ -1,4 +1,4 @@
-"""The pages of jobs: all of them, one, its files, and its rejects."""
+"""The pages of jobs: the list, a single job, its files, and its rejects."""
 
 import json
 from datetime import UTC, datetime
@@ -19,9 +19,9 @@ from service.store import JobRow, Transaction, canaries, commits, jobs, schedule
 from service.visible import visible
 
 EVENTS_SHOWN, UNITS_SHOWN, FILES_SHOWN, REJECTS_COUNTED, CHECKS_COUNTED = 12, 20, 4, 500, 100
-"""Rows of a job that one page reads: a job may have a hundred thousand."""
+"""How many rows of a job's tables one page reads: a job may have a hundred thousand."""
 REQUEST_SHOWN = 16_384
-"""Characters of a request, which may hold megabytes of samples."""
+"""How many characters of a request are shown; it may hold megabytes of samples."""
 
 router = pages(Scope.JOBS_READ)
 
@@ -36,7 +36,7 @@ class ListQuery(PageQuery):
 def jobs_page(
     request: Request, store: StoreOf, asks: CallerOf, query: Annotated[JobsQuery, Query()]
 ) -> Response:
-    """Show the caller's jobs, an admin's key all, newest first."""
+    """Show the caller's jobs, or all jobs for an admin key, newest first."""
     return page(request, "jobs.html", listed=list_jobs(store, asks, query), query=query, states=JobState)
 
 
@@ -64,7 +64,7 @@ def rejects_page(
 
 
 def job_context(tx: Transaction, job: JobRow) -> dict[str, Any]:
-    """Return what a job's page shows beside the job. Raises NotFound: it was deleted meanwhile."""
+    """Return the context of a job's page besides the job. Raises NotFound if it was deleted meanwhile."""
     listed = commits.readable(tx, job.id, after=-1, limit=FILES_SHOWN)
     events = jobs.recent_events(tx, job.id, EVENTS_SHOWN)
     head = jobs.request_head(tx, job.id, REQUEST_SHOWN + 1)

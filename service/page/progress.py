@@ -1,4 +1,4 @@
-"""How far a job is, how fast it goes on, and for what it waits. Pure."""
+"""A job's progress, its speed, and what it is waiting for. Pure functions."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,7 +9,7 @@ from schemas.events import Event
 from schemas.job import JobState, JobSummary, Progress
 
 LEAST_S = 1.0
-"""Of the time that a rate is over."""
+"""Minimum time over which a rate is computed."""
 WAITS = {
     JobState.QUEUED: "a worker that is free",
     JobState.PAUSED: "somebody who resumes it",
@@ -18,7 +18,7 @@ WAITS = {
 
 
 class Rates(NamedTuple):
-    """What a job writes a second, and how long the rest takes at this rate; none where that is unknown."""
+    """What a job writes per second, and how long the rest takes at this rate, None if unknown."""
 
     tokens_s: float
     bytes_s: float
@@ -26,7 +26,7 @@ class Rates(NamedTuple):
 
 
 def share_done(progress: Progress, state: JobState) -> float:
-    """Return which part of the planned samples is written or rejected, 0 to 1."""
+    """Return the share of the planned samples that is done (written, rejected or given up), 0 to 1."""
     if state is JobState.COMPLETED:
         return 1.0
     return min(1.0, _ended(progress) / progress.samples_planned) if progress.samples_planned else 0.0
@@ -37,16 +37,16 @@ def _ended(progress: Progress) -> int:
 
 
 def rates(events: Sequence[Event], now: datetime) -> Rates | None:
-    """Return how fast a job goes on since the first of its newest `events`, newest first, while it runs.
+    """Return a running job's speed since the oldest of its recent `events`, which are newest first.
 
-    They fall while no event comes: the time is that until `now`. None where it does not run.
+    Rates fall while no events arrive, since the time is up to `now`. None if the job is not running.
     """
     running = list(takewhile(lambda event: event.state is JobState.RUNNING, events))
     if len(running) < 2:
         return None
     last, first = running[0].progress, running[-1].progress
     passed_s = max(LEAST_S, (now - running[-1].at).total_seconds())
-    # Fewer where a host was lost.
+    # The count can fall if a host is lost.
     ended = max(0, _ended(last) - _ended(first))
     left = last.samples_planned - _ended(last)
     return Rates(
@@ -57,7 +57,7 @@ def rates(events: Sequence[Event], now: datetime) -> Rates | None:
 
 
 def waits_for(job: JobSummary) -> str | None:
-    """Say for what a job waits that is not worked on; none where nothing is known to hold it up."""
+    """Return what a job that makes no progress is waiting for, or None if nothing is known to hold it up."""
     if job.waits is not None:
         return job.waits
     if job.state in {JobState.QUEUED, JobState.RUNNING} and not job.progress.units_planned:

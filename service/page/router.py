@@ -1,4 +1,4 @@
-"""All routes of the page together; they are no part of the API's document."""
+"""All routes of the page; they are not part of the OpenAPI document."""
 
 from fastapi import APIRouter
 

@@ -1,4 +1,4 @@
-"""The page of a sample: its tokens coloured by its mask, and the size of its states at each layer."""
+"""The page of a sample: its tokens coloured by loss mask, and the magnitude of its states at each layer."""
 
 import json
 from contextlib import closing
@@ -52,7 +52,7 @@ async def sample_page(
 
 
 def sample_context(store: Store, settings: Settings, job: JobRow, unit: int, row: int) -> dict[str, Any]:
-    """Return what the page of a sample shows. Raises NotFound, DatasetBroken, ServiceBusy."""
+    """Return the context of a sample's page. Raises NotFound, DatasetBroken, ServiceBusy."""
     found = store.read(commits.readable_unit, job.id, unit)
     shard, in_shard = _place(found, row)
     if found is None or shard is None or job.identity is None:
@@ -67,7 +67,7 @@ def sample_context(store: Store, settings: Settings, job: JobRow, unit: int, row
 
 
 def _shown(task: RowTask, settings: Settings) -> ShownRow:
-    """Have a child read a row. Raises DatasetBroken, ServiceBusy."""
+    """Read a row in a child process. Raises DatasetBroken, ServiceBusy."""
     cure = "run `quarry verify` on the dataset, which says more"
     try:
         talk, life, _ = FORK_SERVER.start_child()
@@ -87,7 +87,7 @@ def _shown(task: RowTask, settings: Settings) -> ShownRow:
 
 
 def _place(unit: UnitView | None, row: int) -> tuple[ShardEntry | None, int]:
-    """Return the shard that holds a unit's row, and which of its rows that is."""
+    """Return the shard that holds a unit's row, and the row's number in it."""
     for shard in unit.shards if unit is not None else ():
         if row < shard.rows:
             return shard, row
@@ -96,7 +96,7 @@ def _place(unit: UnitView | None, row: int) -> tuple[ShardEntry | None, int]:
 
 
 def _file(settings: Settings, job_id: str, unit: UnitView, shard: ShardEntry) -> Path:
-    """Return where a shard is: in the dataset, or in its attempt's folder until it lands there."""
+    """Return the path of a shard: in the dataset, or in its attempt's folder until it has landed."""
     attempt = AttemptId(job_id=job_id, unit=unit.unit, epoch=unit.epoch)
     landed = settings.dataset_dir(job_id) / shard.path
     sealed = sealed_files(settings, UnitFiles(attempt, unit.shards, unit.index))[shard.path]
@@ -104,7 +104,7 @@ def _file(settings: Settings, job_id: str, unit: UnitView, shard: ShardEntry) ->
 
 
 def _chart(shown: ShownRow) -> Chart:
-    """Return a line a layer over the tokens of the row."""
+    """Return a chart with one line per layer over the tokens of the row."""
     values = [value for layer in shown.rms.values() for value in layer]
     x = Axis(0, max(1, shown.num_tokens - 1), 44, WIDTH - 8, whole=True)
     chart = Chart(HEIGHT, x, spanning(values, HEIGHT - 36, TOP, log=True))

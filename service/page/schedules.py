@@ -1,4 +1,4 @@
-"""The pages of schedules: all of them, and one with its slots."""
+"""The pages of schedules: the list, and a single schedule with its slots."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ router = pages(Scope.SCHEDULES)
 
 @router.get("/ui/schedules")
 def schedules_page(request: Request, listed: Annotated[SchedulePage, Depends(list_schedules)]) -> Response:
-    """Show the caller's schedules, an admin's key all, by name."""
+    """Show the caller's schedules, or all for an admin key, by name."""
     return page(request, "schedules.html", listed=listed)
 
 
@@ -28,6 +28,6 @@ def schedule_page(
     number: ScheduleNumberOf,
     passed: Annotated[RunPage, Depends(list_runs)],
 ) -> Response:
-    """Show a schedule, its next slots, and what became of those that passed."""
+    """Show a schedule, its next slots, and the outcomes of past ones."""
     schedule = store.read(schedules.schedule_view, number)
     return page(request, "schedule.html", schedule=schedule, passed=passed)

@@ -1,7 +1,9 @@
-"""Who looks at a page: the holder of a key, known by a cookie that is made of it and is no key itself.
+"""Identifies the viewer of a page: the holder of a key, by a cookie that is derived from the key but is not a
+key.
 
-The cookie authorizes the page's GETs alone. It names a key and is sealed with the key's digest and a word of
-the data folder, so that it ends with the key, and neither the cookie nor the database makes the other.
+The cookie authorizes only the page's GETs. It names a key and is signed with the key's digest and a secret in
+the data folder, so that it expires with the key, and neither can the cookie be forged from the database nor
+the key be derived from the cookie.
 """
 
 import hmac
@@ -30,19 +32,21 @@ SECRET_FILE = "page-secret"  # noqa: S105 - a file's name
 
 
 def cookie_name(request: Request) -> str:
-    """Return the cookie's name, with the port in it: a browser sends a cookie to every port of a host."""
+    """Return the cookie's name, which includes the port: a browser sends a cookie to every port of a host."""
     return "quarry_session_" + re.sub("[^a-z0-9]", "_", request.headers["host"].lower())
 
 
 def begun(store: Store, settings: Settings, key: str) -> str:
-    """Return the cookie of a key's holder. Raises KeyRefused, WriteFailed."""
+    """Return the cookie for a key's holder. Raises KeyRefused, WriteFailed."""
     key_id, _ = key_caller(store, settings, key)
     until = f"{time.time() + LASTS_S:.0f}"
     return f"{key_id}.{until}.{_seal(settings, key_id, until, sha256(key.encode()).hexdigest())}"
 
 
 def session_caller(store: Store, settings: Settings, request: Request) -> Caller:
-    """Return who has the cookie; without one that is valid, who sends no key. Raises KeyRefused."""
+    """Return the caller with the cookie, or without a valid one, the caller without a key. Raises
+    KeyRefused.
+    """
     form = FORM.fullmatch(request.cookies.get(cookie_name(request), ""))
     if form is not None and int(form[2]) > time.time():
         found = active_key(store, settings, form[1])
@@ -60,13 +64,13 @@ def _seal(settings: Settings, key_id: str, until: str, key_sha256: str) -> str:
 async def viewer(
     request: Request, required: SecurityScopes, store: StoreOf, settings: SettingsOf, budget: BudgetOf
 ) -> AsyncIterator[Caller]:
-    """Yield who looks, as `service.api.auth.caller` does, but known by the cookie alone."""
+    """Yield the caller, as `service.api.auth.caller` does, but identified only by the cookie."""
     ask = partial(session_caller, store, settings, request)
     async with admitted(request, required, ask, budget) as sender:
         yield sender
 
 
 def pages(*scopes: Scope) -> APIRouter:
-    """Return a router of pages for the holders of keys with all these scopes."""
+    """Return a router of pages for callers whose keys have all these scopes."""
     dependencies = [Security(viewer, scopes=[*scopes])] if scopes else []
     return APIRouter(route_class=PageRoute, include_in_schema=False, dependencies=dependencies)

@@ -1,4 +1,4 @@
-"""Signing in: a key is entered once, and a cookie stands for it on the pages; the page's only POST."""
+"""Signing in: a key is entered once and replaced by a cookie on the pages. This is the page's only POST."""
 
 import re
 from urllib.parse import parse_qs
@@ -14,7 +14,7 @@ from service.page.answers import SIGN_IN, page
 from service.page.session import LASTS_S, begun, cookie_name, pages, session_caller
 
 HERE = re.compile(r"/(?:ui/[a-z0-9/._-]*)?(?:[?][!-~]{0,2000})?")
-"""Where a sign-in may lead: to a page of this service."""
+"""Where a sign-in may redirect to: a page of this service."""
 
 MAX_FIELDS = 4
 
@@ -31,7 +31,7 @@ def _form(request: Request, to: str, problem: str | None, who: Caller | None, st
         signed_in=who,
         by_cookie=cookie_name(request) in request.cookies,
     )
-    # With "no-referrer" a browser would not say that the form's answer comes from this page.
+    # With "no-referrer" a browser would not reveal that the form was sent from this page.
     response.headers["Referrer-Policy"] = "same-origin"
     return response
 
@@ -42,7 +42,7 @@ def _safe(to: str) -> str:
 
 @router.get(SIGN_IN)
 def show_form(request: Request, store: StoreOf, settings: SettingsOf, to: str = "/") -> Response:
-    """Ask for a key, or say whose it is and offer to forget it."""
+    """Show the form for a key, or the current caller with the option to sign out."""
     try:
         who: Caller | None = session_caller(store, settings, request)
     except KeyRefused:
@@ -52,9 +52,9 @@ def show_form(request: Request, store: StoreOf, settings: SettingsOf, to: str = 
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request, store: StoreOf, settings: SettingsOf) -> Response:
-    """Set the cookie of the key in the form, or forget it where the form has none.
+    """Set the cookie for the key in the form, or delete it if the form has no key.
 
-    That it was sent from a page of this service is checked before (`service.api.gate`).
+    `service.api.gate` has already checked that the form was sent from a page of this service.
     """
     try:
         fields = parse_qs((await request.body()).decode("latin-1"), max_num_fields=MAX_FIELDS)

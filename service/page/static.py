@@ -11,7 +11,7 @@ router = pages()
 
 @router.get("/ui/static/{digest}/{name}")
 async def static_file(digest: str, name: str) -> Response:
-    """Send a file; its address holds its digest, so that a browser may keep it."""
+    """Send a file; its URL has its digest, so that a browser may cache it."""
     if DIGESTS.get(name) != digest:
         raise NotFound("this version of the service has no such file", cure="load the page anew")
     content, media_type = FILES[name]
@@ -22,5 +22,5 @@ async def static_file(digest: str, name: str) -> Response:
 
 @router.get("/ui/{path:path}")
 async def unknown(path: str) -> Response:
-    """Answer any other address with a page as well. Must be the last route."""
+    """Answer any other URL with an error page. Must be the last route."""
     raise NotFound("there is no such page")

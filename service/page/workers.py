@@ -1,4 +1,4 @@
-"""The page of workers: hosts, what runs on them, what they rest from, and the data folder's disk."""
+"""The page of workers: hosts, their workers, the models they rest from, and the data folder's disk."""
 
 import shutil
 
@@ -15,7 +15,7 @@ router = pages(Scope.METRICS)
 
 @router.get("/ui/workers")
 def workers_page(request: Request, store: StoreOf, settings: SettingsOf) -> Response:
-    """Show the workers by their hosts."""
+    """Show the workers by host."""
     disk = shutil.disk_usage(settings.data_dir)
     waiting_bytes, _, _ = store.read(storing.unstored, HOME)
     return page(

@@ -1,9 +1,10 @@
-"""A chart as two axes and the marks between them; `chart.html` draws it as inline SVG. Pure.
+"""A chart: two axes and the marks between them; `chart.html` draws it as inline SVG. Pure.
 
-SVG of our own and no plotting library: a page must look right in light and dark, on paper and on a phone.
-Inline SVG takes colours from the page's style sheet and text from its fonts, stays sharp, can be read aloud,
-and is a few KB a chart. matplotlib would fix colours and fonts when it draws, outline or embed the letters,
-and put 30 MB into the image; what it draws better (contours, projections) is not needed here.
+We write SVG without a plotting library: a page must look right in light and dark mode, on paper and on a
+phone. Inline SVG takes colours from the page's style sheet and text from its fonts, stays sharp, works with
+screen readers, and takes a few KB per chart. matplotlib would fix colours and fonts when drawing, outline or
+embed the letters, and add 30 MB to the container image; what it draws better (contours, projections) is not
+needed here.
 """
 
 import math
@@ -13,9 +14,9 @@ from dataclasses import dataclass, field
 from service.report.wording import number
 
 WIDTH = 400.0
-"""Of every drawing. On a phone a unit is about a pixel."""
+"""Width of every drawing. On a phone a unit is about a pixel."""
 TOP = 25.0
-"""Where a field begins, below the label of its vertical axis."""
+"""Where the plot area begins, below the label of the vertical axis."""
 _MIN_TICKS = 3
 _HALF_LETTER = 3.2
 
@@ -24,7 +25,8 @@ _HALF_LETTER = 3.2
 class Axis:
     """Maps data from `low`..`high` to `start`..`stop` on the drawing.
 
-    `log` is a logarithmic axis, `whole` one of whole numbers; `names` are the labels of 0, 1, 2...
+    `log` makes the axis logarithmic, `whole` limits ticks to whole numbers; `names` are the labels of 0, 1,
+    2...
     """
 
     low: float
@@ -36,23 +38,23 @@ class Axis:
     names: tuple[str, ...] | None = None
 
     def at(self, value: float) -> float:
-        """Return where `value` lies, at an end if it is outside."""
+        """Return the position of `value`, clipped to the axis."""
         inside = min(max(value, self.low), self.high)
         low, high, inside = (math.log10(v) if self.log else v for v in (self.low, self.high, inside))
         return self.start + (inside - low) / (high - low) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Return round numbers inside, ascending."""
+        """Return round numbers within the axis, ascending."""
         return _log_ticks(self.low, self.high) if self.log else _ticks(self.low, self.high, whole=self.whole)
 
     def labels(self) -> list[tuple[float, str]]:
-        """Return where each tick lies, and its label."""
+        """Return the position and label of each tick."""
         if self.names is not None:
             return [(self.at(tick), name) for tick, name in enumerate(self.names)]
         return [(self.at(tick), tick_text(tick)) for tick in self.ticks()]
 
     def spaced_labels(self) -> Iterator[tuple[float, str]]:
-        """Yield `labels` for a horizontal axis; those that would touch another one are empty."""
+        """Yield `labels` for a horizontal axis, with an empty text if it would touch another label."""
         free_from = 0.0
         for at, text in self.labels():
             half = _HALF_LETTER * len(text)
@@ -62,7 +64,7 @@ class Axis:
 
 
 def spanning(values: Sequence[float], start: float, stop: float, *, log: bool = False) -> Axis:
-    """Return an axis that holds the finite `values` with a margin; above 0 only, where it is logarithmic."""
+    """Return an axis that spans the finite `values` (if logarithmic, only positive ones) with a margin."""
     inside = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     if not inside:
         return Axis(0.1, 10.0, start, stop, log) if log else Axis(0.0, 1.0, start, stop)
@@ -75,7 +77,7 @@ def spanning(values: Sequence[float], start: float, stop: float, *, log: bool = 
 
 
 def round_step(least: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, not below `least`."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
 
@@ -97,7 +99,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """Return a number as an axis shows it: `0.02`, `5`, `2k`, `1e7`."""
+    """Return a number formatted for an axis: `0.02`, `5`, `2k`, `1e7`."""
     size = abs(value)
     if size and not 1e-3 <= size < 1e6:
         mantissa, _, exponent = f"{value:.0e}".partition("e")
@@ -107,7 +109,7 @@ def tick_text(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One SVG element. `hint` is shown by a resting pointer."""
+    """One SVG element. `hint` is its tooltip."""
 
     tag: str
     attributes: Mapping[str, str]
@@ -117,9 +119,9 @@ class Mark:
 
 @dataclass(slots=True)
 class Chart:
-    """A drawing of `WIDTH` by `height`; (0, 0) is its upper left corner. All its text is plain.
+    """A drawing of `WIDTH` by `height`; (0, 0) is the upper left corner. All text is plain.
 
-    `rows` are its numbers as a table. Values are to stay within `band` of 0, if there is one.
+    `rows` are its numbers as a table. `band`, if not 0, is the range around 0 within which values should be.
     """
 
     height: float
@@ -130,16 +132,16 @@ class Chart:
     band: float = 0.0
 
     def mark(self, tag: str, kind: str, text: str = "", hint: str = "", **places: float | str) -> None:
-        """Add an element at `places` on the drawing; `kind` is its class in the style sheet."""
+        """Add an element with the attributes `places`; `kind` is its CSS class."""
         texts = {name: at if isinstance(at, str) else f"{at:.1f}" for name, at in places.items()}
         self.marks.append(Mark(tag, {"class": kind} | texts, text, hint))
 
     def path(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Join points of the drawing."""
+        """Draw a line through points."""
         self.mark("path", kind, d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points))
 
     def line(self, values: Mapping[int, float], kind: str, name: str = "", radius: float = 3) -> None:
-        """Join values by a line with a dot at each; hints call them `name` and their place on the x axis."""
+        """Draw a line through values with a dot at each; hints have `name` and the x value."""
         if values:
             self.path([(self.x.at(x), self.y.at(y)) for x, y in values.items()], f"line {kind}")
         for x, y in values.items():

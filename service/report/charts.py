@@ -1,6 +1,7 @@
-"""The charts of one job: the size of its states, agreement with the model, and what its rows are like.
+"""The charts of one job: the magnitude of its states, agreement with the model, and statistics of its
+rows.
 
-Wording is in `page.html`. Legend: P places in a row, B bins.
+Captions are in `page.html`. Legend: P places in a row, B bins.
 """
 
 import math
@@ -24,17 +25,17 @@ _GUTTER = 13.0
 _MIN_BINS, _MAX_BARS = 16, 90
 _MAX_LINES = 6
 _RIDGE_HEIGHT, _LEAST_HILL, _HIGHEST_HILL = 570.0, 13.0, 140.0
-"""About as high as two charts with their words; a layer gets its share of it, within bounds."""
+"""About as high as two charts with captions; each layer gets its share, within limits."""
 _FILLED = 0.92
 _HAIRLINE = 2.0
 _WORST_READINGS = 10
 _LEAST_DISTANCE = 1e-9
-"""What the canary's distances are drawn as at least: a cosine of exactly 1 has no place on a log axis."""
+"""Minimum distance drawn for the canary: a cosine of exactly 1 cannot be shown on a log axis."""
 _LENGTH_BARS = 48
 
 
 def ridge(layers: Layers) -> Chart:
-    """Return one histogram a layer over a common axis of root mean squares."""
+    """Return one histogram per layer over a common axis of root mean squares."""
     height = min(max(_RIDGE_HEIGHT / len(layers), _LEAST_HILL), _HIGHEST_HILL)
     top, bottom = 14.0, 14.0 + height * len(layers) + 6
     edges = _edges(layers)
@@ -55,9 +56,9 @@ def ridge(layers: Layers) -> Chart:
 
 
 def _edges(layers: Layers) -> list[tuple[int, float]]:
-    """Return the numbers of the bins at which bars begin, and the root mean square there; the last ends it.
+    """Return (bin number, root mean square) for the start of each bar, and for the end of the last one.
 
-    They span all that was counted, and at least a few bins.
+    They span all counted values, and at least a few bins.
     """
     counts_B = sum((layer.counts_PB.sum(axis=0) for layer in layers.values()), np.zeros(BINS, np.int64))
     used = np.flatnonzero(counts_B[1:-1]) + 1
@@ -72,7 +73,9 @@ def _edges(layers: Layers) -> list[tuple[int, float]]:
 def _hill(
     chart: Chart, layer: LayerTally, edges: Sequence[tuple[int, float]], base: float, height: float
 ) -> None:
-    """Draw one histogram as high as `height`; a bar's area is its tokens, but at least a hairline high."""
+    """Draw one histogram of height `height`; a bar's area is proportional to its tokens, but it is at least a
+    hairline high.
+    """
     counts_B = layer.counts_PB.sum(axis=0)
     bars = []
     for (begin, low), (end, high) in pairwise(edges):
@@ -103,7 +106,7 @@ def _by_layer(layer_ids: Sequence[int], values: Sequence[float]) -> Chart:
 
 
 def growth(layers: Layers) -> Chart:
-    """Return median, spread and largest magnitude by layer."""
+    """Return a chart of median, spread and largest magnitude by layer."""
     spread = {k: layer.rms((0.05, 0.5, 0.95)) for k, layer in layers.items()}
     values = [value for sizes in spread.values() for value in sizes]
     chart = _by_layer(list(layers), [*values, *(layer.max_abs for layer in layers.values())])
@@ -122,7 +125,9 @@ def growth(layers: Layers) -> Chart:
 
 
 def places(layers: Layers) -> Chart:
-    """Return the median root mean square by place in the row, a line for some of the layers."""
+    """Return a chart of the median root mean square by place in the row, with a line for some of the
+    layers.
+    """
     medians = {k: _by_place(layer) for k, layer in layers.items()}
     used = max((place for values in medians.values() for place in values), default=0)
     steps = np.linspace(0, len(layers) - 1, min(len(layers), _MAX_LINES)).round().astype(int)
@@ -146,13 +151,13 @@ def places(layers: Layers) -> Chart:
 
 
 def _by_place(layer: LayerTally) -> dict[int, float]:
-    """Return the median at each place that has tokens, where it is neither zero nor infinite."""
+    """Return the median at each place, where there are tokens and it is neither zero nor infinite."""
     medians = {place: layer.rms((0.5,), place)[0] for place in range(PLACES)}
     return {place: median for place, median in medians.items() if 0 < median < math.inf}
 
 
 def readings(tally: JobTally) -> list[LogitReading]:
-    """Return the rows to draw; faults last, so that they lie on top. What is not finite has no place."""
+    """Return the readings to draw, faults last so that they are on top. Non-finite ones cannot be drawn."""
     kept = [*tally.points.items(), *tally.faulty_points.items()]
     return [reading for reading in kept if math.isfinite(reading.engine) and math.isfinite(reading.stored)]
 
@@ -162,7 +167,7 @@ def _sigmas(reading: LogitReading) -> float:
 
 
 def _dots(chart: Chart, places: Sequence[tuple[LogitReading, float]]) -> None:
-    """Draw a dot for each reading at the height paired with it."""
+    """Draw a dot for each reading at its paired height."""
     for reading, height in places:
         kind = "bad" if reading.fault else "s0" if reading.agrees else "odd"
         hint = f"{reading.where}: {number(_sigmas(reading))} sigmas" if reading.fault else ""
@@ -171,7 +176,7 @@ def _dots(chart: Chart, places: Sequence[tuple[LogitReading, float]]) -> None:
 
 
 def agreement(shown: Sequence[LogitReading]) -> Chart:
-    """Return what the engine said of the next token against what the stored states say."""
+    """Return a chart of the log-probability gaps by the engine against those by the stored states."""
     x = spanning([value for one in shown for value in (one.engine, one.stored)], 44, WIDTH - 12)
     chart = Chart(240, x, Axis(x.low, x.high, 206, TOP))
     chart.mark("line", "same", x1=x.start, y1=206, x2=x.stop, y2=TOP)
@@ -189,7 +194,7 @@ def agreement(shown: Sequence[LogitReading]) -> Chart:
 
 
 def residuals(shown: Sequence[LogitReading]) -> Chart:
-    """Return the differences in deviations that rounding explains, with the band that a row must keep to."""
+    """Return a chart of the differences in sigmas, with the band in which a row must be."""
     x = spanning([reading.engine for reading in shown], 44, WIDTH - 12)
     y = Axis(-1.4 * MOST_SIGMAS, 1.4 * MOST_SIGMAS, 206, TOP)
     chart = Chart(240, x, y, band=MOST_SIGMAS)
@@ -201,7 +206,7 @@ def residuals(shown: Sequence[LogitReading]) -> Chart:
 
 
 def canary(report: CanaryReport) -> Chart:
-    """Return the canary's two distances by layer."""
+    """Return a chart of the canary's two distances by layer."""
     angles = {one.layer_id: max(1 - one.cosine, _LEAST_DISTANCE) for one in report.layers}
     errors = {one.layer_id: max(one.max_rel_error, _LEAST_DISTANCE) for one in report.layers}
     chart = _by_layer(list(angles), [*angles.values(), *errors.values()])
@@ -242,7 +247,9 @@ def shares(tally: JobTally) -> Chart:
 
 
 def _histogram(counts: Sequence[int], width: int, unit: str, first: int = 0) -> Chart:
-    """Return a bar for each of `counts`, `width` units wide; `first` is the least value that there can be."""
+    """Return a chart with a bar for each of `counts`, `width` units wide; `first` is the smallest possible
+    value.
+    """
     x = Axis(0, width * len(counts), 44, WIDTH - 12, whole=True)
     y = Axis(0, max(*counts, 1) * 1.05, 190, TOP, whole=True)
     chart = Chart(222, x, y)

@@ -1,4 +1,4 @@
-"""Makes the page of `quarry diagnose --report`: verdict, acceptance, what was tried, the worst rows."""
+"""Renders the page of `quarry diagnose --report`: verdict, acceptance, what was tried, the worst rows."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,9 +25,9 @@ from service.report.wording import percent
 
 
 def write_page(path: Path, diagnosis: Diagnosis, source: Source, target: Path) -> None:
-    """Write the page to `path`, which appears whole or not at all. Raises WriteFailed.
+    """Write the page to `path` atomically. Raises WriteFailed.
 
-    `target` is the folder with its tokenizer; ids are shown without one.
+    `target` is the folder with the target's tokenizer; without one, only ids are shown.
     """
     loaded = load_tokenizer(target)
     tokenizer = None if isinstance(loaded, str) else loaded
@@ -51,7 +51,7 @@ def write_page(path: Path, diagnosis: Diagnosis, source: Source, target: Path) -
 
 
 def steps(diagnosis: Diagnosis) -> Chart:
-    """Return the share of drafts accepted by step."""
+    """Return a chart of the share of drafts accepted by step."""
     shares = dict(enumerate(diagnosis.by_step, 1))
     chart = Chart(240, Axis(0.5, len(shares) + 0.5, 44, WIDTH - 12, whole=True), Axis(0, 1, 206, TOP))
     chart.line(shares, "s0", "step")
@@ -60,7 +60,7 @@ def steps(diagnosis: Diagnosis) -> Chart:
 
 
 def lengths(group: Mapping[str, Length]) -> Chart:
-    """Return a length and its interval for each name of a group."""
+    """Return a chart of the length and its interval for each name of a group."""
     names = tuple(name[:12] for name in group)
     x = Axis(-0.5, len(names) - 0.5, 44, WIDTH - 12, names=names)
     chart = Chart(240, x, Axis(1, max(1.1, *(one.high for one in group.values())), 206, TOP))

@@ -1,7 +1,7 @@
-"""Makes the page from what `quarry verify` found and counted. One file: no script, no network, no image.
+"""Renders a page from what `quarry verify` found and counted: one file without scripts, network or images.
 
-Everything in a dataset is untrusted. The templates escape all text, and the page's own policy lets
-the browser run no script and take no style but the page's.
+Everything in a dataset is untrusted. The templates escape all text, and the page's content security policy
+allows no scripts and no styles but the page's own.
 
 Imports torch by way of the tally: import it lazily.
 """
@@ -29,7 +29,7 @@ _MADE_CANARIES = ("passed", "cached")
 
 
 def seal_page(path: Path, text: str) -> None:
-    """Make or replace the file `path`, which appears whole or not at all. Raises WriteFailed."""
+    """Create or replace the file `path` atomically. Raises WriteFailed."""
     try:
         seal_bytes(path, text.encode())
     except OSError as error:
@@ -43,8 +43,9 @@ def render_page(
 
     Args:
         report: what was found.
-        tally: what was counted while it was found.
-        model_folder: the target's, whose tokenizer makes text of the samples; ids are shown without it.
+        tally: what was counted.
+        model_folder: the target's folder, with the tokenizer that decodes the samples; without it, only ids
+            are shown.
         made_at: the time to put on the page, in UTC.
     """
     loaded = load_tokenizer(model_folder) if model_folder is not None else "give --model FOLDER to see text"
@@ -78,7 +79,7 @@ def render_page(
 
 
 def _by_file(findings: Sequence[Finding]) -> dict[str, list[str]]:
-    """Return what is wrong by the file that it is wrong in, in the order of the first error of each."""
+    """Return the findings by file, in the order of each file's first finding."""
     by_file: dict[str, list[str]] = {}
     for finding in findings:
         by_file.setdefault(finding.path, []).append(finding.what)
@@ -86,7 +87,7 @@ def _by_file(findings: Sequence[Finding]) -> dict[str, list[str]]:
 
 
 def _by_reason(rejects: Sequence[RejectView]) -> list[tuple[str, str, str]]:
-    """Return the most frequent reasons of rejects with their number and an example."""
+    """Return the most frequent reject reasons with counts and an example each."""
     reasons = Counter(reject.reason for reject in rejects)
     example = {reject.reason: reject.detail for reject in reversed(rejects)}
     most = reasons.most_common(MAX_REASONS)

@@ -1,6 +1,6 @@
-"""Token ids -> the piece of text that each of them adds, by the target's own tokenizer.
+"""Finds the piece of text that each token id adds, with the target's own tokenizer.
 
-Imports nothing heavy; `load_tokenizer` does.
+Has no heavy imports, except in `load_tokenizer`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from service.reader.row import Row
 
 HEAD_TOKENS, TAIL_TOKENS = 320, 80
-"""What is shown of a longer row."""
+"""How many tokens are shown of a longer row."""
 _NEWLINE = "\u21b5\n"
 Decode = Callable[[list[int]], str]
 _UNFINISHED = "\ufffd"
@@ -25,12 +25,12 @@ UNLOADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),
     *(ArithmeticError, RecursionError),
 )
-"""What transformers raises over the files of a tokenizer that it cannot load."""
+"""What transformers raises on a tokenizer that it cannot load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token at its place in the row; `text` is None where only the id is known."""
+    """One token at its place in the row; `text` is None if only the id is known."""
 
     place: int
     id: int
@@ -39,7 +39,8 @@ class Token:
 
 
 def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
-    """Return what decodes ids with the tokenizer in `folder`, and its size; or why it cannot be loaded.
+    """Return a function that decodes ids with the tokenizer in `folder`, and its size; or why it cannot be
+    loaded.
 
     Code that comes with a model is never run.
     """
@@ -58,9 +59,9 @@ def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
 
 
 def token_texts(ids: Sequence[int], decode: Decode, vocab_size: int) -> list[str | None]:
-    """Return the text that each token adds to those before it; none for an id that is no token.
+    """Return the text that each token adds to those before it, or None for an id that is not a token.
 
-    A character of several tokens is shown at its last one, and the others are empty.
+    A character that consists of several tokens is shown at the last one; the others are empty.
     """
     texts: list[str | None] = []
     before, shown = 0, 0
@@ -69,7 +70,7 @@ def token_texts(ids: Sequence[int], decode: Decode, vocab_size: int) -> list[str
             texts.append(None)
             before = shown = place + 1
             continue
-        # Decoded behind a few tokens, because some tokenizers strip the space that a text begins with.
+        # Decoded after a few context tokens, because some tokenizers strip a leading space.
         known, now = decode(list(ids[before:shown])), decode(list(ids[before : place + 1]))
         last = place + 1 == len(ids)
         if now.endswith(_UNFINISHED) and not last and place + 1 - shown < _CONTEXT_TOKENS:
@@ -81,7 +82,7 @@ def token_texts(ids: Sequence[int], decode: Decode, vocab_size: int) -> list[str
 
 
 def sample_tokens(row: "LightRow | Row", tokenizer: tuple[Decode, int] | None) -> list[Token]:
-    """Return the tokens of a row, of a long one the first and the last; ids alone without a `tokenizer`."""
+    """Return the tokens of a row, or of a long one the first and last; only ids without a `tokenizer`."""
     if row.num_tokens <= HEAD_TOKENS + TAIL_TOKENS:
         parts = [range(row.num_tokens)]
     else:

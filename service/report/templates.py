@@ -1,4 +1,4 @@
-"""The templates of pages: they escape all that they show, and have numbers as people read them."""
+"""The templates of pages, with autoescaping and filters that format numbers for people."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ REPORT_CSS = (_HERE / "page.css").read_text(encoding="utf-8")
 
 
 def templates(*folders: Path) -> Environment:
-    """Return the templates of `folders`, and behind them those of reports."""
+    """Return an environment with the templates of `folders`, then those of reports."""
     environment = Environment(
         loader=FileSystemLoader([*folders, _HERE]),
         autoescape=True,

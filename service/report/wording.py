@@ -1,4 +1,4 @@
-"""Numbers as people read them, and text of a dataset cut to what a line can hold. Pure."""
+"""Formats numbers for people, and truncates text of a dataset to one line. Pure functions."""
 
 import math
 
@@ -14,7 +14,7 @@ def count(number: int) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Return `47.1 MB`; units are powers of 1000, like a disk's."""
+    """Return `47.1 MB`; units are powers of 1000, as for disks."""
     power = 0
     value = float(num_bytes)
     while value >= 999.5 and power < len(_UNITS) - 1:
@@ -24,7 +24,7 @@ def size(num_bytes: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return four significant digits, plain where that is short; `-` for none."""
+    """Return four significant digits, in plain notation if that is short; `-` for None."""
     if value is None:
         return "-"
     if math.isnan(value):
@@ -43,7 +43,7 @@ def rms_text(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return `70.1 %`; only what is whole says 0 or 100."""
+    """Return `70.1 %`; only exact values give 0 or 100."""
     if 0 < share < 0.001:
         return "< 0.1 %"
     if 0.999 < share < 1:
@@ -52,5 +52,5 @@ def percent(share: float) -> str:
 
 
 def short(text: str, limit: int = MAX_TEXT_CHARS) -> str:
-    """Return `text` visible, and cut where it is longer than a line can be."""
+    """Return `text` with control characters visible, truncated and on one line."""
     return visible(text if len(text) <= limit else f"{text[:limit]}...").replace("\n", " ")

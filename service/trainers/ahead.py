@@ -1,4 +1,4 @@
-"""Batches of a job that is followed, made ahead on each rank, and what ranks must agree on.
+"""Prefetches the batches of a followed job on each rank, and lets ranks agree on decisions.
 
 Imports speculators: import it lazily.
 """
@@ -18,14 +18,16 @@ from service.reader import ReaderError
 from service.reader.follow import State
 
 WAIT_S = 20.0
-"""Without another row, after which a checkpoint is made: capture may wait for what it would acknowledge."""
+"""Time without a new batch after which a checkpoint is made: capture may be waiting for its
+acknowledgement.
+"""
 
 Batch = dict[str, Any]
 
 
 @contextmanager
 def refusing_jobs() -> Iterator[None]:
-    """Turn a ReaderError of the block into SourceRefused (`live`)."""
+    """Turn a ReaderError in the context into SourceRefused (`live`)."""
     try:
         yield
     except ReaderError as error:
@@ -34,9 +36,9 @@ def refusing_jobs() -> Iterator[None]:
 
 
 class Ahead:
-    """Makes one batch while the one before is trained on.
+    """Makes the next batch while the current one is trained on.
 
-    Its thread ends with the process: it may wait for a unit that never comes.
+    Its daemon thread ends with the process: it may be waiting for a unit that never comes.
     """
 
     def __init__(self, batches: Iterator[tuple[Batch, State]]) -> None:
@@ -47,11 +49,11 @@ class Ahead:
 
     @property
     def is_late(self) -> bool:
-        """Whether there is no batch yet, and may be one later."""
+        """Whether there is no batch now but may be one later."""
         return self._item is None and not self.have_ended
 
     def wait(self) -> None:
-        """Wait for a batch, but not for long. Raises what making it raised."""
+        """Wait for a batch for at most `WAIT_S`. Raises what making it raised."""
         if not self.is_late:
             return
         try:
@@ -64,7 +66,7 @@ class Ahead:
         self._item, self.have_ended = item, item is None
 
     def take(self) -> tuple[Batch, State] | None:
-        """Return the batch; none if they have ended."""
+        """Return the batch, or None if there are no more."""
         item, self._item = self._item, None
         return item
 
@@ -73,12 +75,12 @@ class Ahead:
             for batch in batches:
                 self._ready.put(batch)
             self._ready.put(None)
-        except Exception as error:  # noqa: BLE001 - it is raised where the batch is wanted
+        except Exception as error:  # noqa: BLE001 - raised by `wait`
             self._ready.put(error)
 
 
 def any_rank(is_so: bool) -> bool:
-    """Say whether that holds of any rank."""
+    """Return whether `is_so` is true on any rank."""
     if not is_distributed():
         return is_so
     flag = torch.tensor(int(is_so), device=get_local_rank() if torch.cuda.is_available() else "cpu")
@@ -87,7 +89,7 @@ def any_rank(is_so: bool) -> bool:
 
 
 def of_first_rank(ask: Callable[[], int]) -> int:
-    """Return what the first rank is told; another would be told another number a moment later."""
+    """Return the first rank's answer on all ranks: a rank that asked later might get a different number."""
     told = [ask() if get_dp_rank() == 0 else 0]
     if is_distributed():
         dist.broadcast_object_list(told)

@@ -1,4 +1,4 @@
-"""Checkpoints that are there whole or not at all."""
+"""Writes checkpoints atomically."""
 
 import shutil
 from pathlib import Path
@@ -6,11 +6,13 @@ from pathlib import Path
 from schemas.dataset.seal import fsync
 
 STAGED, EARLIER = "staged", "earlier"
-"""Beside the checkpoints: one that is written, and the one before while that takes its place."""
+"""Folders next to the checkpoints: for a checkpoint being written, and for the previous one while it is
+replaced.
+"""
 
 
 def put_in_place(staged: Path, final: Path) -> None:
-    """Let a checkpoint that was written beside `final` take its place, whatever the power does."""
+    """Replace `final` by a checkpoint that was written next to it; safe against power loss."""
     for path in (*staged.rglob("*"), staged):
         fsync(path)
     earlier = final.parent / EARLIER
@@ -24,7 +26,7 @@ def put_in_place(staged: Path, final: Path) -> None:
 
 
 def put_back(folder: Path) -> None:
-    """Put the last whole checkpoint back where a process was killed while another took its place."""
+    """Restore the previous checkpoint if a process was killed while it was being replaced."""
     if (folder / EARLIER).exists() and not (folder / "0").exists():
         (folder / EARLIER).rename(folder / "0")
     shutil.rmtree(folder / STAGED, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""`quarry train speculators --live`: its own command, fed with the rows of a job as they are captured.
+"""`quarry train speculators --live`: speculators' own command, fed with a job's rows as they are captured.
 
-Rows come by `QuarryStream.follow`, in one epoch, and are packed as they come. What a checkpoint was trained
-on is kept in it, and acknowledged once both are on the disk, so that a trainer that is killed goes on there.
+Rows come from `QuarryStream.follow`, in one epoch, and are packed as they arrive. A checkpoint includes the
+position up to which it was trained, which is acknowledged once the checkpoint is on disk, so that a killed
+trainer continues there.
 
 Imports speculators: import it lazily.
 """
@@ -34,27 +35,29 @@ from service.trainers.ahead import Ahead, Batch, any_rank, of_first_rank, refusi
 from service.trainers.checkpoints import STAGED, put_back, put_in_place
 
 STATES_FILE = "quarry_rows.json"
-"""In a checkpoint: how far each rank has come."""
+"""In a checkpoint: the position of each rank."""
 PATIENCE_S = 600.0
-"""With a service that does not answer."""
+"""How long to wait for a service that does not answer."""
 MARGIN = 1.1
-"""On the estimate of steps: with too few of them the learning rate is zero before the end."""
+"""Factor on the estimated number of steps: if it is too low, the learning rate reaches zero before the
+end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A job that is followed: its address, the consumer that acknowledges rows, and what a row must be."""
+    """A followed job: its address, the consumer that acknowledges rows, and what its rows must match."""
 
     server: str
     job_id: str
     consumer: str | None
     about: About
-    """Of the rows that validate."""
+    """The description of the validation dataset's rows."""
     options: ExportOptions
 
     @classmethod
     def at(cls, address: str, consumer: str | None, about: About, options: ExportOptions) -> "Live":
-        """Take the job's URL apart. Raises OptionRefused (`live`)."""
+        """Parse the job's URL. Raises OptionRefused (`live`)."""
         server, found, job_id = address.rstrip("/").rpartition("/jobs/")
         if not found:
             cure = "give the job's URL, such as http://host:8000/jobs/j-0123456789abcdef"
@@ -62,7 +65,7 @@ class Live:
         return cls(server, job_id, consumer, about, options)
 
     def train_by(self, max_steps: int | None) -> None:
-        """Have speculators' command take its rows from the job from now on."""
+        """Make speculators' command take its rows from the job from now on."""
 
         def loaders(**options: Any) -> tuple["LiveLoader", Any]:  # noqa: ANN401 - theirs
             return LiveLoader(self, max_steps, **options), validation(**options)
@@ -72,13 +75,13 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class TrainerRow:
-    """Makes of a row what speculators' own dataset makes of it."""
+    """Converts a row as speculators' own dataset does."""
 
     live: Live
 
     def check(self, about: About) -> None:
         """Raise ReaderError if the job is of another model, or lacks a layer."""
-        # The weights' digest of a model of the Hub is null: its commit says what it is.
+        # For a model on the Hub, the digest of the weights is None: its commit identifies it.
         kept = self.live.about
         if (about.revision, about.weights_sha256) != (kept.revision, kept.weights_sha256):
             raise ReaderError(f"the job captures another model than {self.live.about.model} of the dataset")
@@ -101,12 +104,14 @@ class TrainerRow:
 
 
 class LiveLoader:
-    """Packed batches of one rank, until no rank has another one; a rank that has none gets an empty one.
+    """Packed batches of one rank, until no rank has another; a rank without one gets an empty batch
+    meanwhile.
 
-    In the trainer's own process: a follower's state is that of who iterates it, and one state goes with each
-    batch. A batch is what speculators' collator makes of whole rows, [1, total_seq_len, ...] each tensor.
+    It runs in the trainer's own process, since a follower's state belongs to the process that iterates it,
+    and each batch needs its state. A batch is made from whole rows by speculators' collator; each tensor is
+    [1, total_seq_len, ...].
 
-    It has what speculators' trainer asks of a loader: a length, which is an estimate, and a sampler.
+    It has what speculators' trainer needs from a loader: a length, which is an estimate, and a sampler.
     """
 
     def __init__(
@@ -147,7 +152,7 @@ class LiveLoader:
         while True:
             batches.wait()
             if any_rank(batches.is_late):
-                # Ranks train in step, so that all have trained since the last checkpoint, or none.
+                # Ranks train in lockstep, so either all have trained since the last checkpoint, or none has.
                 if not self._is_kept:
                     self.keep()
             elif not any_rank(not batches.have_ended):
@@ -158,7 +163,7 @@ class LiveLoader:
                 yield batch
 
     def go_on(self, folder: Path) -> None:
-        """Begin behind what a checkpoint was trained on, which may not have been acknowledged.
+        """Continue after the rows that a checkpoint was trained on, and acknowledge them again.
 
         Raises OptionRefused (`save_path`), SourceRefused (`live`).
         """
@@ -176,9 +181,9 @@ class LiveLoader:
             self._acknowledge(states)
 
     def checkpointed(self, staged: Path, final: Path) -> None:
-        """Put a checkpoint in its place with how far all ranks are; then let go what they have had.
+        """Put a checkpoint with all ranks' positions in place; then acknowledge what they have trained on.
 
-        Raises SourceRefused (`live`) if the service does not: capture would wait for it.
+        Raises SourceRefused (`live`) if the acknowledgement fails: capture would wait for it.
         """
         self._is_kept, states = True, [self._state]
         if is_distributed():
@@ -191,12 +196,12 @@ class LiveLoader:
                 self._acknowledge(states)
 
     def _acknowledge(self, states: Sequence[State] = ()) -> None:
-        """Let go what no state needs; without any, say that this consumer is there. Raises ReaderError."""
+        """Acknowledge what no state needs; without states, only register the consumer. Raises ReaderError."""
         if self._live.consumer is not None and get_dp_rank() == 0:
             self._rows.acknowledge(self._live.consumer, states)
 
     def _packed(self) -> Iterator[tuple[Batch, State]]:
-        """Yield batches of whole rows, each with the state behind it; in the thread of `Ahead`."""
+        """Yield batches of whole rows, each with the state after it; runs in the thread of `Ahead`."""
         waiting: list[Batch] = []
         num_tokens, state = 0, self._state
         for row in self._rows:
@@ -206,11 +211,11 @@ class LiveLoader:
                 waiting, num_tokens = [], 0
             waiting.append(row)
             num_tokens, state = num_tokens + length, self._rows.state_dict()
-        if waiting:  # the last of all rows: nothing of the job is wanted any more
+        if waiting:  # the last rows: nothing more of the job is needed
             yield self._collate(waiting), self._rows.state_dict()
 
     def _estimated(self) -> int:
-        """Return about how many batches the job gives each rank. Raises OptionRefused, ReaderError."""
+        """Estimate how many batches the job gives each rank. Raises OptionRefused, ReaderError."""
         served = ServedJob(self._live.server, self._live.job_id, None, PATIENCE_S)
         while True:
             job = served.summary()
@@ -222,17 +227,17 @@ class LiveLoader:
                 raise OptionRefused(detail, field="max_steps", cure="give --max-steps, or begin later")
             if progress.samples_written or job.state in ENDED_JOB_STATES:
                 break
-            time.sleep(LOOK_S)  # how long answers are is known once there are some
+            time.sleep(LOOK_S)  # the length of answers is known once there are some
         length = progress.tokens_written / max(progress.samples_written, 1)
         num_tokens = length * (progress.samples_planned - progress.samples_rejected)
-        # A batch ends where the next row does not fit: half a row is left empty.
+        # A batch ends when the next row does not fit, which leaves half a row empty on average.
         filled = max(self._tokens - length / 2, self._tokens / 2)
         num_batches: int = ceil(MARGIN * num_tokens / filled / get_dp_size())
         return max(num_batches, 1)
 
 
 class LiveTrainer(Trainer):  # type: ignore[misc]  # of a package that mypy does not see
-    """speculators' trainer, which keeps with each checkpoint what it was trained on."""
+    """speculators' trainer, which stores the rows' position with each checkpoint."""
 
     train_loader: LiveLoader
 
@@ -246,7 +251,7 @@ class LiveTrainer(Trainer):  # type: ignore[misc]  # of a package that mypy does
             self.train_loader.go_on(self.checkpointer.prev_path)
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
-        """Train, and go on to keep checkpoints where there are more steps than was estimated."""
+        """Train, and continue to make checkpoints if there are more steps than estimated."""
         expected = len(self.train_loader)
         interval = max(1, round(expected * self.config.checkpoint_freq))
         step = getattr(self, "_resume_local_step", 0)
@@ -262,9 +267,9 @@ class LiveTrainer(Trainer):  # type: ignore[misc]  # of a package that mypy does
         super().train_epoch(epoch, step_callback=stepped)
 
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
-        """Make a checkpoint whole or not at all.
+        """Make a checkpoint atomically.
 
-        None where training was interrupted: what came since the last one comes again.
+        None is made if training was interrupted: the rows since the last checkpoint will be repeated.
         """
         if not isinstance(epoch, int):
             return
@@ -278,7 +283,7 @@ class LiveTrainer(Trainer):  # type: ignore[misc]  # of a package that mypy does
 
 
 class _Sampler:
-    """What speculators' trainer looks for to skip batches, which a follower does by its state."""
+    """What speculators' trainer uses to skip batches; a follower skips rows by its state instead."""
 
     _cached_generated_batches: object = None
 

@@ -1,8 +1,8 @@
-"""`quarry train speculators`: its own training command on a dataset, without a second copy of the states.
+"""`quarry train speculators`: speculators' own training command on a dataset, without copying the states.
 
-speculators takes token ids and masks from an Arrow dataset, which is made here of the index, and asks a
-backend of its package `hs_connectors` for the states of each row: ours reads them from the shards. It must
-be registered before speculators' configuration is imported, so this module imports that late.
+speculators takes token ids and masks from an Arrow dataset, which is made here from the index, and asks a
+backend of its package `hs_connectors` for the states of each row: ours reads them from the shards. The
+backend must be registered before speculators' configuration is imported, so this module imports that late.
 """
 
 import json
@@ -39,18 +39,22 @@ from service.reader.rows import Rows
 BACKEND = "quarry"
 _LAYERS_OF_DRAFTER = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 ONE_EPOCH = {"epochs": ["1"], "checkpoint_freq": ["0.05"]}
-"""Of live training. What a checkpoint holds may go from the service's disk, which may be small."""
+"""Defaults of live training. Frequent checkpoints, because only checkpointed rows may be removed from the
+service's disk, which may be small.
+"""
 _NOTES = "Token ids and masks for `quarry train speculators`, which reads the states in their dataset.\n"
 
 
 class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a package that mypy does not see
-    """The rows of an Arrow dataset of ids, their states read from the dataset that it was made of.
+    """The rows of an Arrow dataset of ids, with states read from the dataset that it was made from.
 
-    A loader worker gets names alone; it maps the ids and opens shards when it wants its first row.
+    A loader worker gets only names; it maps the ids and opens shards when it needs its first row.
     """
 
     def __init__(self, files: Files, shards: Sequence[ShardEntry], ids: Path, options: ExportOptions) -> None:
-        """Open nothing yet. `ids` is the folder of the Arrow dataset, `shards` are all that hold its rows."""
+        """Store the arguments; nothing is opened yet. `ids` is the folder of the Arrow dataset; `shards` are
+        all shards with its rows.
+        """
         self._files, self._shards, self._ids, self._options = files, shards, ids, options
         self._rows: Rows | None = None
 
@@ -62,14 +66,14 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
             self._rows = Rows(self._files, self._shards, places, None)
         row = self._rows.row(file_idx)
         algorithm, layers = self._options.algorithm, self._options.layers or ()
-        if algorithm is not Algorithm.MTP:  # whose states are normed
+        if algorithm is not Algorithm.MTP:  # MTP's states must be normed
             states_TLH = self._rows.mapped(file_idx, (*layers, row.num_layers))
             if states_TLH is not None:
                 return {"hidden_states": states_TLH, "token_ids": row.input_ids}
         return row_tensors(row, algorithm, layers)
 
     def get_generated(self, hs_transfer_params: dict[str, Any]) -> None:
-        """Return none: every row of the dataset is there, and nothing is captured for a trainer that runs."""
+        """Return None: every row is in the dataset, and nothing is captured for a running trainer."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rows": None}
@@ -77,7 +81,7 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
 
 @HiddenStatesBackend.register(BACKEND)
 class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
-    """How speculators' command finds the rows: the dataset by two arguments, all else by `--data-path`."""
+    """Lets speculators' command find the rows: two arguments name the dataset, `--data-path` the rest."""
 
     @staticmethod
     def add_train_args(parser: ArgumentParser) -> None:
@@ -87,7 +91,7 @@ class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
 
     @staticmethod
     def add_launch_args(parser: ArgumentParser) -> None:
-        """Add nothing: Quarry captures by its own service."""
+        """Add nothing: Quarry captures with its own service."""
 
     @staticmethod
     def from_train_args(args: Namespace, data_path: str) -> QuarryTransfer:
@@ -117,13 +121,13 @@ def train(
     live: str | None = None,
     consumer: str | None = None,
 ) -> None:
-    """Run speculators' training command with `arguments` on the rows of a finished dataset.
+    """Run speculators' training command with `arguments` on the rows of a dataset.
 
-    With `live`, a job's URL, it is trained on that job's rows as they are captured, once, and the dataset
-    validates and gives the draft vocabulary. `consumer` is the name that rows are then acknowledged by.
+    With `live`, a job's URL, it trains on that job's rows as they are captured, once, and the dataset is used
+    for validation and the draft vocabulary. `consumer` is the name under which rows are then acknowledged.
 
-    What is not among them is filled in: the backend, the target, its layers, and a temporary folder for the
-    token ids and masks. In the folder of `--data-path` these stay, and ranks share them.
+    Missing arguments are filled in: the backend, the target, its layers, and a temporary folder for the token
+    ids and masks. With `--data-path`, these are kept in that folder, and ranks share them.
 
     Raises SourceRefused (`dataset`, `job`, `live`), OptionRefused (`layers`, `algorithm`, `data_path`,
     `live`, `epochs`, `max_steps`, `save_best`, `save_path`, `sp_size`), IdentityChanged (`data_path`),
@@ -132,10 +136,11 @@ def train(
     from speculators.train.cli import main
     from speculators.train.config import TrainConfig
 
-    # Loader workers, which inherit it, put batches together in huge pages: in half of the CPU time.
+    # Inherited by loader workers, which then assemble batches in huge pages, in half the CPU time.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     given = _given(arguments)
-    # As torchrun ends the other ranks when one has failed: the temporary folder is removed on the way out.
+    # torchrun sends SIGTERM to the other ranks if one fails: exit normally, so that the temporary folder is
+    # removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with TemporaryDirectory(prefix="quarry-ids-") as folder:
         with refusing_datasets():
@@ -151,7 +156,7 @@ def train(
             config = TrainConfig.resolve(words)
             settled = Namespace(**config.flatten())
             source = source_of(rows, _options(settled))
-            make(source)  # refuses a drafter that this trainer would feed other states
+            make(source)  # refuses a drafter that this trainer would feed the wrong states
             if live is not None:
                 from service.trainers.live import Live
 
@@ -164,18 +169,20 @@ def train(
                 job = Live.at(live, consumer, rows.about, source.options)
                 job.train_by(settled.max_steps)
             _write_ids(source, Path(settled.data_path))
-        del rows, source  # its index is as large as the ids, which are mapped from now on
+        del rows, source  # the index is as large as the ids, which are mapped from now on
         main(config)
 
 
 def _given(arguments: Sequence[str]) -> set[str]:
-    """Return the names of the arguments that a user gives, also by `--config`. Raises SystemExit."""
+    """Return the names of the arguments that the user gives, including those in `--config`. Raises
+    SystemExit.
+    """
     from speculators.train.config.resolution import build_parser
 
     parsed = vars(build_parser().parse_args(arguments))
     names = set(parsed)
     if parsed["config"] is not None:
-        with suppress(OSError, yaml.YAMLError):  # which speculators reports next
+        with suppress(OSError, yaml.YAMLError):  # speculators will report it
             names |= set(_keys(yaml.safe_load(Path(parsed["config"]).read_text(encoding="utf-8"))))
     return names
 
@@ -189,7 +196,7 @@ def _keys(document: object) -> Iterator[str]:
 
 
 def _defaults(rows: QuarryDataset) -> dict[str, list[str]]:
-    """Return the arguments that follow from a dataset; the target is left out where it is not found."""
+    """Return the arguments that follow from a dataset; the target is left out if it is not found."""
     source = Source(rows, ExportOptions(FormatName.SPECULATORS, Algorithm.EAGLE3), ())
     model = source.identity.model
     target = [] if is_local_model(model) else [model]
@@ -206,13 +213,13 @@ def _defaults(rows: QuarryDataset) -> dict[str, list[str]]:
 
 
 def _options(args: Namespace) -> ExportOptions:
-    """Return what the trainer's arguments, all of them settled, say of a row. Raises OptionRefused."""
+    """Return the export options for the trainer's resolved arguments. Raises OptionRefused."""
     from transformers import PretrainedConfig
 
     algorithm = chosen_algorithm(FormatName.SPECULATORS, args.speculator_type)
     layers = args.target_layer_ids
     if args.from_pretrained:
-        # The trainer takes the layers of a drafter that it goes on with from that drafter.
+        # If the trainer continues from a drafter, it takes the layers from that drafter.
         drafter, _ = PretrainedConfig.get_config_dict(args.from_pretrained)
         named = (drafter.get(name) for name in _LAYERS_OF_DRAFTER)
         layers = next(filter(None, named), layers)
@@ -222,10 +229,10 @@ def _options(args: Namespace) -> ExportOptions:
 
 
 def _write_ids(source: Source, out: Path) -> None:
-    """Write the Arrow dataset and the token counts to `out`, or find there those of the same jobs.
+    """Write the Arrow dataset and the token counts to `out`, unless it already has those of the same jobs.
 
-    Ranks of one machine that share the folder wait for the first of them.
-    Raises OptionRefused, IdentityChanged (`data_path`), OSError.
+    Ranks that share the folder on one machine wait for the first of them. Raises OptionRefused,
+    IdentityChanged (`data_path`), OSError.
     """
     jobs = {job: manifest.sha256 for job, manifest in source.rows.manifests.items()}
     out.mkdir(parents=True, exist_ok=True)
