@@ -1,4 +1,4 @@
-"""The command line, a file for each group of verbs. `main` is the entry point."""
+"""The command line, with one file per group of commands. `main` is the entry point."""
 
 from service.cli.entry import main
 

@@ -1,4 +1,4 @@
-"""What people and scripts see: tables, problems on stderr, exit codes."""
+"""Output for people and scripts: tables, problems on stderr, exit codes."""
 
 import os
 import sys
@@ -65,7 +65,7 @@ def show_json(*models: BaseModel) -> None:
 
 
 def show_document(model: BaseModel, as_json: bool) -> None:
-    """Print a request as a file that can be submitted: JSON on one line, or on several."""
+    """Print a request as JSON that can be submitted: on one line if `as_json`, else indented."""
     print(model.model_dump_json(indent=None if as_json else 2, ensure_ascii=True))
 
 

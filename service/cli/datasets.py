@@ -1,4 +1,4 @@
-"""`quarry verify` and `quarry publish`: verbs on a finished dataset."""
+"""`quarry verify` and `quarry publish`: commands on a finished dataset."""
 
 import os
 import sys
@@ -90,6 +90,6 @@ def hub_target(repo_id: str, *, public: bool, config_name: str) -> HubTarget:
 
 
 def check_writable(what: Path, folder: Path, field: str, cure: str) -> None:
-    """Refuse what could not be written into `folder`, before hours of reading. Raises OptionRefused."""
+    """Refuse an output that cannot be written to `folder`, before hours of reading. Raises OptionRefused."""
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OptionRefused(f"{what} cannot be written", field=field, cure=cure)

@@ -33,7 +33,7 @@ def doctor(
     from service.doctor.examination import examine
 
     settings = load_settings(data_dir=data_dir)
-    if model is not None and Path(model).is_dir():  # whoever names it may read it
+    if model is not None and Path(model).is_dir():  # the caller may read it
         model = str(Path(model).resolve())
         roots = (Path(model).parent, *settings.model_roots)
         settings = settings.model_copy(update={"model_roots": roots})

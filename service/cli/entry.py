@@ -1,4 +1,4 @@
-"""Puts the verbs together, and turns errors into messages and exit codes."""
+"""Assembles the commands, and turns errors into messages and exit codes."""
 
 import errno
 import os
@@ -104,13 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(EXIT_USAGE)
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError) and verb not in ("serve", "worker"):
-            # Nobody reads the output. Typer says nothing and ends with 1, which would be a verdict.
+            # Nobody reads the output. Typer would silently exit with 1, which would mean a broken dataset.
             sys.exit(EXIT_NOT_COMPLETE)
         raise
     except OSError as error:
         if verb == "worker":
-            raise  # code 3 would say to its parent that the job has ended; the traceback is for the log
-        _hand_over()  # which says it better if the output is what cannot be written
+            raise  # to its parent, code 3 would mean that the job has ended; the traceback is for the log
+        _hand_over()  # reports it better if the output cannot be written
         complain(_problem(error))
         sys.exit(EXIT_NOT_STARTED if verb == "serve" else EXIT_NOT_COMPLETE)
     finally:
@@ -125,7 +125,7 @@ _CURES = dict.fromkeys(NO_SPACE, "make space there") | dict.fromkeys(
 
 
 def _problem(error: OSError) -> Problem:
-    """Return the problem: what the system refused, for which file, and the cure."""
+    """Return the problem for an OSError: what the system refused, for which file, and the cure."""
     reason = error.strerror or str(error) or type(error).__name__
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     cure = f"{_CURES.get(error.errno or 0, 'mend that')}, then run the same command again"
@@ -143,9 +143,9 @@ def _hand_over() -> None:
     try:
         print(end="", flush=True)
     except OSError as error:
-        # What is held back would be written again when Python ends.
+        # Python would try to write the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # else whoever reads has seen enough, as `head` has
+        if not isinstance(error, BrokenPipeError):  # else the reader has closed the pipe, like `head`
             error.filename = "standard output"
             complain(_problem(error))
             sys.exit(EXIT_NOT_COMPLETE)

@@ -1,4 +1,4 @@
-"""`quarry estimate` and `quarry extract`: verbs on a job file."""
+"""`quarry estimate` and `quarry extract`: commands on a job file."""
 
 import logging
 import sys

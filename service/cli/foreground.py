@@ -58,7 +58,7 @@ class Ending:
 
 
 def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: ProgressDisplay) -> Ending:
-    """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
+    """Run `request` until `out` holds its dataset and nothing else, or a signal arrives. Main thread only.
 
     A new job's id hashes the request and the content of the source and the model, so new content gives a new
     id in the same repository. A manifest of that id in `out`, or in the repository, means that the job is
@@ -66,7 +66,7 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
 
     Raises:
         OptionRefused: `out` holds another job, is in use, or is not empty.
-        RequestError, HubDenied, HubUnavailable: as `service.control.submit.check`; then nothing is written.
+        RequestError, HubDenied, HubUnavailable: as `service.control.submit.check`; nothing is written then.
     """
     if request.storage.retention == "consumed":
         cure = "leave it out, or submit the job to a service, where consumers can say what they have"
@@ -80,7 +80,7 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         finished = _finished(out, request, content)
         if finished is not None:
             return finished
-        if out.is_dir() and any(out.iterdir()):  # in the end it holds exactly the dataset
+        if out.is_dir() and any(out.iterdir()):  # at the end it must hold exactly the dataset
             raise _refused(f"{out} is not empty and holds no unfinished run of this job")
         check(request, settings)
         if request.hub is not None and _is_published(request, request.hub, content, settings):
@@ -93,7 +93,7 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         store.write(migration.migrate)
         row = _unfinished(store, request, out)
         if row is None or row.identity is None:
-            # Nothing is planned: what source and model hold now is what the job captures.
+            # Nothing is planned yet, so the job captures what source and model hold now.
             job_id = _job_id(request, content or _content(request, settings))
             if row is not None and row.id != job_id and row.state not in RESTING_JOB_STATES:
                 store.write(jobs.cancel, row.id)
@@ -108,7 +108,7 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
 
 
 def _content(request: ExtractRequest, settings: Settings) -> Content:
-    """Read what a new job captures. Raises SourceRefused, UnknownModel, HubUnavailable."""
+    """Read source and model of a new job. Raises SourceRefused, UnknownModel, HubUnavailable."""
     from service.plan.model_folder import content_of, locate_model
     from service.plan.sources import open_source
 
@@ -124,7 +124,7 @@ def _job_id(request: ExtractRequest, content: Content) -> str:
 
 
 def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:
-    """Run a worker until the job rests or a signal comes, showing what it does."""
+    """Run a worker until the job rests or a signal arrives, showing its progress."""
     received: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -144,7 +144,7 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
             supervisor.start()
             while supervisor.is_alive():
                 supervisor.join(POLL_S)
-                with suppress(*STORE_AWAY):  # it is looked at again
+                with suppress(*STORE_AWAY):  # retried at the next poll
                     display.show(store.read(jobs.job, job_id).view())
                 if received:
                     supervisor.stop()
@@ -192,13 +192,13 @@ def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | 
 
 
 def _is_published(request: ExtractRequest, hub: HubTarget, content: Content, settings: Settings) -> bool:
-    """Say whether the repository `hub` holds the job's dataset. Raises HubDenied, HubUnavailable."""
+    """Return whether the repository `hub` holds the job's dataset. Raises HubDenied, HubUnavailable."""
     from service.artifacts.repository import Repository
 
     repository = Repository(hub, settings)
     path = manifest_path(_job_id(request, content))
     found = repository.read(path) if repository.exists() else None
-    with suppress(ValidationError):  # of another version
+    with suppress(ValidationError):  # a manifest of another version
         return found is not None and _is_of(Manifest.model_validate_json(found), content)
     return False
 

@@ -19,7 +19,7 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
     """Return the request in `path`, for `part` if one is given. A model `./...` is relative to the file.
 
     Raises:
-        RequestError: it cannot be read or parsed, a field is wrong, or it has another part.
+        RequestError: it cannot be parsed, a field is wrong, or it has another part.
     """
     request = parse_request(read_document(path))
     if part is not None:

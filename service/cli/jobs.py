@@ -134,7 +134,7 @@ def resume(job_id: JobIdArgument, quarry: Quarry = SERVER, as_json: AsJson = Fal
     _show([quarry.resume(job_id)], as_json)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # as -5 would be
+@app.command(context_settings={"ignore_unknown_options": True})  # negative numbers look like options
 def priority(
     job_id: JobIdArgument,
     value: Annotated[int, typer.Argument(min=-100, max=100, metavar="PRIORITY")],
@@ -199,12 +199,12 @@ def webhook_secret(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
 
 
 def _show(jobs: Iterable[JobSummary], as_json: bool) -> None:
-    """Print jobs, a line each."""
+    """Print jobs, one per line."""
     show_list(jobs, as_json, HEADS, fields)
 
 
 def fields(job: JobSummary) -> tuple[str, ...]:
-    """Return a job as a row under `HEADS`."""
+    """Return a job as a row for the header `HEADS`."""
     from service.cli.progress_bar import counts
 
     created = f"{job.created_at:%Y-%m-%d %H:%M} UTC"

@@ -34,7 +34,7 @@ class Bar(rich.progress.Progress):
         self._task = self.add_task(JobState.QUEUED.value, total=None, amounts="")
 
     def show(self, job: JobSummary) -> None:
-        """Move the bar. Its length is known when planning is done."""
+        """Update the bar. Its length is known once planning is done."""
         progress = job.progress
         written = f"{counts(progress)}, {amounts(progress)}{self._rate.shown(progress.tokens_written)}"
         self.update(
@@ -47,7 +47,7 @@ class Bar(rich.progress.Progress):
 
 
 class Lines:
-    """A plain line at each change of state and at each delay, and one every few seconds between."""
+    """Prints a line at each change of state or delay, and every few seconds in between."""
 
     def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`; `clock_s` gives seconds from any starting point."""
@@ -63,7 +63,7 @@ class Lines:
         pass
 
     def show(self, job: JobSummary) -> None:
-        """Write a line if it says something new, and not too soon."""
+        """Print a line if it has changed and is due."""
         rate = self._rate.shown(job.progress.tokens_written)
         line = f"{job.state.value}: {counts(job.progress)}, {amounts(job.progress)}"
         now_s, state = self._clock_s(), (job.state, _delay(job))

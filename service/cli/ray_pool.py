@@ -32,7 +32,7 @@ def _pool(settings: Settings, address: str, scratch: Path | None = None) -> Iter
     from service.ray_pool import SCRATCH, ray_pool
 
     log_to_stderr(settings.log_format)
-    # Ray prints news of its nodes to stdout, between our own lines.
+    # Ray prints messages about its nodes to stdout, between our own lines.
     with redirect_stdout(sys.stderr), ray_pool(settings, address, scratch or SCRATCH) as pool:
         yield pool
 

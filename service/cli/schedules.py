@@ -91,7 +91,7 @@ def resume(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None
 @app.command()
 def run(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Make a job now, in addition to those of the slots."""
-    # In this order: an error after the job was made would have it made again.
+    # In this order: if an error followed the making of the job, a retry would make it again.
     schedule, made = quarry.schedule(name), quarry.run_schedule(name)
     say(made.model_dump_json(ensure_ascii=True) if as_json else _run_line(made, schedule))
 
@@ -143,7 +143,7 @@ def _batches(file: Path) -> Iterator[list[Sample]]:
 
 
 def _show(schedules: Iterable[ScheduleView], as_json: bool) -> None:
-    """Print schedules, a line each."""
+    """Print schedules, one per line."""
     show_list(schedules, as_json, ("name", "state", "cron", "next", "last"), _fields)
 
 

@@ -1,4 +1,4 @@
-"""Options of every command that talks to a running service."""
+"""The options of all commands that talk to a running service."""
 
 from typing import Annotated, Any
 

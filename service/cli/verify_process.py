@@ -34,10 +34,10 @@ class VerifyOrder:
 
 
 def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
-    """Verify a dataset; `tell` the report before the page is written; return whether all is right.
+    """Verify a dataset; pass the report to `tell` before the page is written; return whether all is right.
 
     Raises:
-        DatasetBroken: more than `MOST_ENDED` files ended or held up the process that read them.
+        DatasetBroken: more than `MOST_ENDED` files crashed or hung the process that read them.
         NotFound, EngineRefused, OptionRefused, HubUnavailable, DiskFull, OSError: as `verify_dataset`.
     """
     broken: dict[str, str] = {}
@@ -72,7 +72,7 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
 
 
 def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) -> None:
-    """Verify in the child. Send what a `Reading` notes, then the report, and what is raised."""
+    """Verify in the child. Sends the notes of a `Reading`, then the report, and any error."""
     from service.artifacts.dataset_files import HubFiles
     from service.proof.tally import DatasetTally
     from service.proof.verify import Reading, verify_dataset

@@ -1,4 +1,4 @@
-"""`quarry workers`: which workers a running service has, and on which hosts."""
+"""`quarry workers`: the workers of a running service, and their hosts."""
 
 from typing import Annotated
 

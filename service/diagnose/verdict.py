@@ -56,7 +56,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     if not uses_tokens:
         what = "it does not use the tokens that it is fed: its states were of other rows than its tokens"
         return [Finding(what, "make the training data anew: each row's states of its own tokens")]
-    by_line = {one.cure.partition(":")[0]: one for one in causes}  # steps of one way: its end
+    by_line = {one.cure.partition(":")[0]: one for one in causes}  # of steps in one direction, the last
     found = [
         Finding(
             f"it was trained on other inputs than it is fed: {one.name} "

@@ -46,7 +46,7 @@ def quota(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/
     least = float("inf")
     for path in re.findall(r"^0::/(.*)$", membership.read_text(), re.MULTILINE):
         for group in (groups / path, *(groups / path).parents):
-            with suppress(FileNotFoundError, ValueError):  # a root has none, and others say max
+            with suppress(FileNotFoundError, ValueError):  # no such file at the root; may be "max"
                 allowed, period = (group / "cpu.max").read_text().split()
                 least = min(least, int(allowed) / int(period))
     return least
