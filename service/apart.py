@@ -1,4 +1,4 @@
-"""Functions that run in a process of their own, which what they read may end or hold up."""
+"""Functions that run in a process of their own, because their input may crash or hang it."""
 
 import errno
 import os
@@ -21,20 +21,20 @@ from service.logs import log_to_stderr
 R = TypeVar("R")
 
 SPAWN = get_context("spawn")
-"""A fork of a process that has computed with torch may wait forever."""
+"""A fork of a process that has computed with torch may deadlock."""
 
 NO_MEMORY = errno.ENOMEM
-"""The exit code of a process that lacked memory for what it read."""
+"""The exit code of a process that ran out of memory on its input."""
 
 KILLED_S = 5.0
-"""That a process may take to end once it is killed."""
+"""How long a process may take to end once it is killed."""
 
 
 def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, Connection]:
-    """Run `function(connection, *args)` in a process; return it, and where what it sends arrives.
+    """Run `function(connection, *args)` in a process; return the process and our end of the connection.
 
-    It ends with the thread that called this. `args` must be small: until they are read, or forever if it ends
-    before, this waits; more can be sent to it. Raises OSError.
+    The process ends with the thread that called this. `args` must be small: this blocks until they are read,
+    forever if the process ends first; send larger data over the connection. Raises OSError.
     """
     ours, theirs = SPAWN.Pipe()
     child = SPAWN.Process(target=_run, args=(os.getpid(), function, theirs, *args), daemon=True)
@@ -48,9 +48,9 @@ def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, C
 
 
 class Ended(Exception):
-    """A process ended over what it read, or was ended; says how.
+    """A process crashed on its input, or was killed; the message says how.
 
-    `is_passing` where that was no fault of what it read: it was told to end, or the system lacks memory.
+    `is_passing` if its input was not at fault: it was told to end, or the system lacks memory.
     """
 
     def __init__(self, how: str, *, is_passing: bool = False) -> None:
@@ -59,9 +59,9 @@ class Ended(Exception):
 
 
 def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_s: float) -> R:
-    """Return what a function returns that may take so much memory and time.
+    """Call `function` in a process with these limits on memory and time, and return its result.
 
-    Raises its QuarryError, or one for a fault of the function; Ended, also for lack of memory.
+    Raises its QuarryError, or one for a bug in the function; Ended, also for lack of memory.
     """
     try:
         child, ours = start(_answer, memory_bytes)
@@ -72,7 +72,7 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
     with closing(ours):
         try:
             ours.send((function, args))
-            # It is killed then; where the system holds it, as a driver or a disk may, it is left.
+            # By then it was killed; if a driver or a disk keeps it from ending, it is left behind.
             if not ours.poll(deadline_s + KILLED_S):
                 raise Ended(f"took more than {deadline_s:g} s")
             is_right, answer = received(ours)
@@ -97,7 +97,7 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
 
 
 def received(connection: Connection) -> Any:  # noqa: ANN401 - whatever the process sends
-    """Wait for what a process sends. Raises EOFError if it ends before, or within it."""
+    """Wait for what a process sends. Raises EOFError if the process ends before or while sending it."""
     try:
         return connection.recv()
     except OSError as error:
@@ -105,20 +105,20 @@ def received(connection: Connection) -> Any:  # noqa: ANN401 - whatever the proc
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let this process take at most so much more memory of its own, then it is a MemoryError.
+    """Let this process allocate at most `num_bytes` more; beyond that it gets a MemoryError.
 
-    A few bytes can say that they decode to terabytes, and only the allocation can be asked.
+    A few bytes may claim to decode to terabytes, and only the allocation shows it.
     """
-    os.environ.pop("RUST_BACKTRACE", None)  # a panic for lack of memory would wait forever for its own trace
+    os.environ.pop("RUST_BACKTRACE", None)  # a panic for lack of memory would hang while making its backtrace
     data_kib = Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    with suppress(ValueError):  # a lower hard limit holds already
+    with suppress(ValueError):  # a lower hard limit already applies
         resource.setrlimit(resource.RLIMIT_DATA, (int(data_kib) * 1024 + num_bytes, most))
 
 
 def _run(parent_pid: int, function: Callable[..., None], *args: object) -> None:
     die_with_parent(parent_pid)
-    if os.environ.get("QUARRY_LOG_FORMAT") == "json":  # what it says is a part of its parent's log
+    if os.environ.get("QUARRY_LOG_FORMAT") == "json":  # its output is part of its parent's log
         log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C ends the parent
     function(*args)
@@ -126,7 +126,7 @@ def _run(parent_pid: int, function: Callable[..., None], *args: object) -> None:
 
 def _answer(parent: Connection, memory_bytes: int) -> None:
     function, args = parent.recv()
-    limit_memory(memory_bytes)  # after the imports that this took: numpy's waits for memory without end
+    limit_memory(memory_bytes)  # after the imports that `recv` made: numpy's hangs without memory
     try:
         try:
             answer: tuple[bool, object] = True, function(*args)

@@ -1,4 +1,4 @@
-"""A folder that one process at a time writes to."""
+"""A lock that lets one process at a time write to a folder."""
 
 import fcntl
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from service.errors import OptionRefused
 
 @contextmanager
 def locked(lock: Path, busy: str, field: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the file `lock`, made if need be, until the block or the process ends, however that comes.
+    """Hold the file `lock`, created if missing, until the block or the process ends in whatever way.
 
-    It stays behind, empty: a lock file that is removed can be locked twice. Raises OptionRefused, which says
-    `busy` of `field`, at once if another process holds it, unless it is to `wait` for that one; OSError, also
-    where it cannot be locked.
+    The file is left behind, empty: a lock file that is removed can be locked twice. If another process holds
+    it, `wait` for that process, or raise OptionRefused for `field` with the message `busy`. Raises OSError,
+    also if the file cannot be locked.
     """
     with lock.open("ab") as file:
         try:

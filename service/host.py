@@ -1,4 +1,4 @@
-"""This process's host: the folder that its captured units lie in, known by an id that is kept there."""
+"""This process's host: the folder that holds its captured units, identified by an id stored there."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ def host_of(store: Store, settings: Settings) -> int:
 def run_lost(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
-    """Give up what hosts hold that were silent for too long; return False: there is no more to do now."""
+    """Give up the units of hosts that were silent for too long; return False: there is no more to do now."""
     for host_id in store.read(hosts.silent, settings.host_lost_s):
         units = store.write(hosts.forget, host_id)
         logger.warning("host %s is lost: %d units that it had captured run again", host_id, units)
@@ -45,16 +45,16 @@ def run_lost(
 
 @cache
 def kept_word(folder: Path, name: str) -> str:
-    """Return the 32 random hex digits that a folder keeps in a file, made now if there is none.
+    """Return the 32 random hex digits stored in a folder's file, which is created if missing.
 
     Raises OSError.
     """
     make_folder(folder)
     file, draft = folder / name, folder / f".{name}.{secrets.token_hex(4)}"
     if not file.exists():
-        draft.touch(0o600)  # the page's sessions are sealed with one
+        draft.touch(0o600)  # one of these words seals the page's sessions
         draft.write_text(secrets.token_hex(16))
-        fsync(draft)  # a file that a power cut left empty would be the same id on every machine
+        fsync(draft)  # a file left empty by a power cut would be the same id on every machine
         with suppress(FileExistsError):  # another process was faster
             os.link(draft, file)
         draft.unlink()

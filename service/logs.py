@@ -1,4 +1,4 @@
-"""The log lines of services and workers: text for people, or JSON that names the task that was worked on."""
+"""The log lines of services and workers: text for people, or JSON that names the task in progress."""
 
 import io
 import json
@@ -17,12 +17,12 @@ from typing import TextIO
 from service.visible import visible
 
 _WORKED_ON: ContextVar[Mapping[str, object]] = ContextVar("worked_on", default=MappingProxyType({}))
-"""What lines of this thread or asyncio task say of the task of a job that it works on."""
+"""Fields of the job's task in progress, added to the log lines of this thread or asyncio task."""
 
 
 @contextmanager
 def working_on(**fields: object) -> Iterator[None]:
-    """Let the lines that are logged in this block have these fields, also in `asyncio.to_thread`."""
+    """Add these fields to the lines logged in this block, also within `asyncio.to_thread`."""
     token = _WORKED_ON.set(fields)
     try:
         yield
@@ -36,7 +36,7 @@ class _VisibleFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line, in ASCII: whatever a message holds ends no line and reorders nothing."""
+    """One object per line, in ASCII: nothing in a message can end the line or reorder text."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -57,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _JsonStderr(io.TextIOBase):
-    """Makes an object of each line that is written past the loggers: by Python, a library or a command."""
+    """Makes a JSON object of each line written to stderr directly: by Python, a library or a command."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._rest = stream, ""
@@ -77,16 +77,16 @@ class _JsonStderr(io.TextIOBase):
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException | None, *_: object) -> None:
-    if kind is not SystemExit:  # by which a thread may end
+    if kind is not SystemExit:  # a normal way for a thread to end
         logging.getLogger(__name__).critical("%s ends this thread", kind.__name__, exc_info=error)
 
 
 def log_to_stderr(log_format: str | None = None, level: int = logging.INFO) -> None:
-    """Let this process's loggers write lines to stderr; as JSON so does whatever else writes there.
+    """Make this process log to stderr; in JSON format, everything else written there becomes JSON too.
 
-    Before the settings are read, QUARRY_LOG_FORMAT says how.
+    Before the settings are read, QUARRY_LOG_FORMAT sets the format.
     """
-    for library in ("alembic", "httpx2"):  # of which the second logs URLs whole
+    for library in ("alembic", "httpx2"):  # httpx2 logs full URLs
         logging.getLogger(library).setLevel(logging.WARNING)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,12 +1,13 @@
 """Workers on the nodes of a Ray cluster: detached actors, each running and restarting one `quarry worker`.
 
-Ray places the actors and starts them again when a node dies. The leases in the database decide what a worker
-does, and that no two do the same. No rows and no results go through Ray.
+Ray places the actors and restarts them when a node dies. The leases in the database decide what each worker
+does, and that no two do the same. No rows or results go through Ray.
 
 A pool belongs to a data folder, which no node needs to see: `POOL_FILE` in it holds the pool's secret, whose
-first characters are its Ray namespace. The workers capture and store, each node's on scratch of its own. The
-settings go through Ray without their secrets: those are in the environment that Ray was started in on each
-node. A worker's name ends with a digest of the settings, so that `scale` replaces workers of others.
+first characters name its Ray namespace. The workers capture and store, on each node's own scratch. The
+settings go through Ray without their secrets, which come from the environment in which Ray was started on
+each node. A worker's name ends with a digest of the settings, so that `scale` replaces workers with other
+settings.
 """
 
 import hashlib
@@ -40,18 +41,18 @@ POOL_FILE = "ray-pool"
 CALL_S = 10.0
 """How long an actor may take to answer."""
 NO_ANSWER = (GetTimeoutError, ActorUnavailableError)
-"""What a call to an actor raises that is being started again."""
+"""What a call to an actor raises while the actor restarts."""
 POLL_S = 0.5
-SCRATCH = Path("/var/tmp/quarry")  # noqa: S108 - a worker makes it for its owner alone
-"""A node's default scratch: on a disk, and kept when the node starts again."""
+SCRATCH = Path("/var/tmp/quarry")  # noqa: S108 - a worker creates it with access for its owner only
+"""A node's default scratch: on disk, and kept across reboots."""
 
 
 class WorkerActor:
-    """Runs in a process of Ray's on one node. Its worker ends with it."""
+    """Runs in a Ray process on one node. Its worker ends with it."""
 
     def __init__(self, settings_json: str) -> None:
         """Start the worker, unless this node lacks what it needs."""
-        # Ray sets it to the CPUs that it counts for the actor, and the engine would use no others.
+        # Ray sets this to the actor's CPU count, and the engine would use no more.
         os.environ.pop("OMP_NUM_THREADS", None)
         self._problem = ""
         self._supervisor: Supervisor | None = None
@@ -60,7 +61,7 @@ class WorkerActor:
             cure = "set it where `ray start` runs on this node, and start that again"
             self._problem = f"QUARRY_DATABASE_URL is not known here: {cure}"
             return
-        # Ray starts an actor again whose process has ended.
+        # Ray restarts an actor whose process has ended.
         self._supervisor = Supervisor(
             worker_command(),
             settings.with_secrets(),
@@ -70,14 +71,14 @@ class WorkerActor:
         self._supervisor.start()
 
     def drain(self) -> bool:
-        """Ask the worker to end in order; return whether it has ended. To be called until it has."""
+        """Ask the worker to shut down cleanly; return whether it has. Call until it has."""
         if self._supervisor is None:
             return True
         self._supervisor.stop()
         return not self._supervisor.is_alive()
 
     def describe(self) -> tuple[str, str]:
-        """Return the node's host name, and what is wrong on it (empty: nothing)."""
+        """Return the node's host name, and what is wrong with it (empty: nothing)."""
         return socket.gethostname(), self._problem
 
 
@@ -97,15 +98,15 @@ class RayPool:
     """The workers of one data folder on one cluster. `ray_pool` opens it."""
 
     def __init__(self, settings: Settings, secret: str) -> None:
-        """Keep what the workers get. This process must be connected to Ray in the namespace of `secret`."""
+        """Keep the workers' settings. This process must be connected to Ray in the namespace of `secret`."""
         self._settings = settings
         self._prefix = f"{_namespace(secret)}-"
 
     def scale(self, workers: int, gpus_per_worker: int) -> None:
-        """Let `workers` workers run, on `gpus_per_worker` GPUs of one node each, or on one CPU if it is 0.
+        """Run `workers` workers, each on `gpus_per_worker` GPUs of one node, or on one CPU if it is 0.
 
-        A worker that runs already with the same settings is left alone. All others are drained first. Workers
-        that no node has room for wait until one joins.
+        A worker already running with the same settings is left alone. All others are drained first. Workers
+        that no node has room for wait for one to join.
         """
         settings_json = self._settings.without_secrets().model_dump_json()
         digest = hashlib.sha256(f"{settings_json} {gpus_per_worker}".encode()).hexdigest()[:8]
@@ -139,18 +140,18 @@ class RayPool:
             node, problem = ray.get(ray.get_actor(name).describe.remote(), timeout=CALL_S)
         except NO_ANSWER:
             return WorkerStatus(name, "starting", "", "")
-        except (RayError, ValueError) as error:  # ValueError: there is no actor of this name
+        except (RayError, ValueError) as error:  # ValueError: no actor has this name
             return WorkerStatus(name, "failed", "", str(error))
         return WorkerStatus(name, "failed" if problem else "running", node, problem)
 
     def _group_states(self) -> dict[str, str]:
-        """Return the state of each worker's placement group, by the name of both."""
+        """Return the state of each worker's placement group, by the name they share."""
         groups = placement_group_table().values()
         own = [group for group in groups if group["name"].startswith(self._prefix)]
         return {group["name"]: group["state"] for group in own if group["state"] != "REMOVED"}
 
     def _remove(self, names: list[str]) -> None:
-        """Drain workers, all at once; then give their room back."""
+        """Drain workers, all at once; then release their placement groups."""
         if names:
             logger.info("draining %s", ", ".join(names))
         deadline = time.monotonic() + stop_grace_s(self._settings) + CALL_S
@@ -195,7 +196,7 @@ def ray_pool(settings: Settings, address: str, scratch: Path = SCRATCH) -> Itera
     `scratch` is the folder on every node that its workers capture into.
 
     Raises:
-        OptionRefused: the database is no PostgreSQL, or no cluster answers.
+        OptionRefused: the database is not PostgreSQL, or no cluster answers.
     """
     if not settings.database().startswith("postgresql"):
         raise OptionRefused(
@@ -223,13 +224,13 @@ def ray_pool(settings: Settings, address: str, scratch: Path = SCRATCH) -> Itera
 
 
 def _ask_head(address: str) -> None:
-    """Connect to the port of the cluster's head and leave again.
+    """Connect to the port of the cluster's head, then disconnect.
 
-    Ray tries for seven minutes where nothing answers, and "auto" also finds a cluster that was killed.
+    If nothing answers, Ray retries for seven minutes, and "auto" also finds a cluster that was killed.
 
     Raises:
         OSError: nothing answers there.
-        ValueError: it is no address.
+        ValueError: not an address.
     """
     if "://" not in address:
         head = canonicalize_bootstrap_address_or_die(address)
@@ -238,7 +239,7 @@ def _ask_head(address: str) -> None:
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:
-    """Return settings that mean the same files in Ray's working directory."""
+    """Return settings that name the same files from Ray's working directory."""
     changes = {
         "data_dir": settings.data_dir.resolve(),
         "source_roots": tuple(path.resolve() for path in settings.source_roots),

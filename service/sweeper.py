@@ -1,11 +1,12 @@
-"""Removes what is left in this worker's folders: of a complete job all, else lost attempts and stored shards.
+"""Cleans this worker's folders: all of a completed job's, and other jobs' lost attempts and stored shards.
 
-Lands what was committed and not moved: its worker was killed in between, or never heard of its commit.
+Moves into place files that were committed but not moved: their worker was killed in between, or never learned
+of its commit.
 
-What a complete job leaves in the database is deleted, too: its publication has used it up.
+Also deletes what a completed job leaves in the database and its publication no longer needs.
 
-Never touches an attempt that is leased, or that is committed and not stored. The next attempt at a unit
-removes what a lost one left, but may be another host's.
+Never touches an attempt that is leased, or committed but not stored. The next attempt at a unit removes what
+a lost one left, but may run on another host.
 """
 
 import re
@@ -36,7 +37,7 @@ def run_sweep(
 ) -> bool:
     """Sweep every job's folder once; return False, since there is no more to do now.
 
-    What cannot be removed is tried again with the next sweep. Raises StoreUnavailable, DiskFull.
+    Whatever cannot be removed is retried by the next sweep. Raises StoreUnavailable, DiskFull.
     """
     host = host_of(store, settings)
     for folder in sorted(settings.work_root.glob("*")):
@@ -47,7 +48,7 @@ def run_sweep(
                 _sweep(store, settings, folder, host)
     if host != HOME:
         return False
-    for job_id in store.read(consumers.consumed):  # also of completed jobs, which have no folder any more
+    for job_id in store.read(consumers.consumed):  # includes completed jobs, whose folder is gone
         with one_of_many("sweeping", store, job_id), suppress(NotFound), removing():
             store.write(consumers.expire, job_id)
             remove_stored(store, settings, job_id)
@@ -55,16 +56,16 @@ def run_sweep(
         with one_of_many("sweeping", store, job_id), suppress(NotFound):
             while not stopped() and store.write(deletion.forget_spent, job_id):
                 time.sleep(PAUSE_S)
-    # Whoever deleted such a schedule was told what could not be removed.
+    # Whoever deleted such a schedule was already told what could not be removed.
     with attempt("sweeping the posted samples of deleted schedules"):
         remove_gone(store, settings)
     return False
 
 
 def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
-    """Raises NotFound where the job is another database's; OSError."""
-    # Listed before the store is asked: an attempt that begins in between, in a job that is resumed, is not
-    # taken for a lost one.
+    """Raises NotFound if the job belongs to another database; OSError."""
+    # Listed before the store is read, so that an attempt that begins in between, in a resumed job, is not
+    # mistaken for a lost one.
     attempts = sorted((folder / "attempts").glob("*"))
     if store.read(deletion.was_deleted, folder.name):
         remove_folder(folder)

@@ -1,4 +1,4 @@
-"""Text of others made safe to look at: nothing in it hides, moves or reorders what stands around it. Pure."""
+"""Makes text from others safe to display: nothing in it hides, moves or reorders the text around it. Pure."""
 
 import re
 
@@ -7,10 +7,12 @@ _HIDDEN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udf
 
 
 def visible(text: str) -> str:
-    """Return `text` with a name for every character that would hide or reorder others; line ends are kept."""
+    """Return `text` with every character that hides or reorders others spelled out; keeps line ends and
+    tabs.
+    """
     return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def one_line(text: str) -> str:
-    """Return `text` visible, with a name for line ends and tabs as well."""
+    """Return `visible(text)` with line ends and tabs spelled out as well."""
     return visible(text).replace("\n", "<U+000A>").replace("\t", "<U+0009>")

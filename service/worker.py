@@ -1,4 +1,4 @@
-"""The worker process: the capture loop with the engine, and beside it everything that needs none."""
+"""The worker process: the capture loop with the engine, and alongside it everything that needs no engine."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ PUBLISHING = "service.publish.publisher:run_publishing"
 STORING = "service.publish.storing:run_storing"
 LOCAL_PUBLISHING = "service.publish.publisher:run_local_publishing"
 WEBHOOKS, AT_ONCE = "service.control.webhooks:run_webhooks", 3
-"""Reports that wait for a slow receiver hold up others' for as long as one of them lasts."""
+"""That many reports are sent at once: if all of them wait for slow receivers, other reports wait too."""
 SWEEP_S = 300.0
 SLOTS_S = 2.0
 STORE_S = 1.0
@@ -58,7 +58,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
         try:
             code = asyncio.run(_main(store, settings, keeper, crew, only_job, until_idle))
         finally:
-            # A thread that still waits for the Hub ends with this process, which is no death.
+            # A thread still waiting for the Hub ends with this process; that is not a crash.
             for beside in crew:
                 beside.release()
     store.close()
@@ -66,7 +66,9 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
 
 
 def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
-    """Return what works beside the captures, by the worker's roles; none delays or ends another."""
+    """Return the loops that run alongside the captures, by the worker's roles; none delays or ends
+    another.
+    """
     threads: dict[str, tuple[str, float | None]] = {"sweeper": ("service.sweeper:run_sweep", SWEEP_S)}
     if Role.STORE in settings.roles:
         threads["storer"] = (STORING, STORE_S)
@@ -89,13 +91,13 @@ def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
 
 @contextmanager
 def _imported_beside(settings: Settings) -> Iterator[None]:
-    """Import the engine meanwhile: seconds that would else follow the first plan.
+    """Import the engine in the background; otherwise the first unit would wait seconds for it.
 
-    The block's end waits for it: torch and vLLM cannot be imported while the interpreter shuts down.
+    The end of the block waits for the import: torch and vLLM cannot be imported during interpreter shutdown.
     """
 
     def import_now() -> None:
-        with suppress(EngineDied):  # a unit's engine will say so
+        with suppress(EngineDied):  # starting a unit's engine will report it
             import_engine(settings)
 
     thread = threading.Thread(target=import_now, name="quarry-imports")
@@ -130,7 +132,7 @@ async def _main(
     loop.add_signal_handler(ORPHANED, capture.stop_at_once)
     await asyncio.to_thread(migrate, store, capture.stop.is_set)
     if not capture.stop.is_set():
-        with suppress(*STORE_AWAY):  # asked again
+        with suppress(*STORE_AWAY):  # asked again later
             await asyncio.to_thread(host_of, store, settings)
     state = None
     with ExitStack() as running:
@@ -140,8 +142,8 @@ async def _main(
             running.callback(beside.stop)  # all are asked before one is waited for
         is_idle = partial(_is_idle, store, owner) if until_idle else None
         minder = asyncio.create_task(_mind(crew, is_idle))
-        # Where every job rests; or it broke, and would leave a dead planner dead: the worker then drains, and
-        # ends with its error.
+        # It ends once every job rests. If it fails instead, nothing would restart a dead planner: the worker
+        # then drains, and ends with its error.
         minder.add_done_callback(lambda _: capture.stop.set())
         try:
             await capture.run()
@@ -161,7 +163,7 @@ async def _main(
 
 
 async def _mind(crew: Sequence[TaskLoop], is_idle: Callable[[], bool] | None = None) -> None:
-    """Start again what died; return once `is_idle`."""
+    """Restart loops that died; return once `is_idle`."""
     while True:
         await asyncio.sleep(RESTART_S)
         for beside in crew:
@@ -171,9 +173,10 @@ async def _mind(crew: Sequence[TaskLoop], is_idle: Callable[[], bool] | None = N
 
 
 def _is_idle(store: Store, owner: str) -> bool:
-    """Say whether every job rests and no slot waits; what another worker loses until then is this one's.
+    """Return whether every job rests and no slot is due; until then this worker takes over what another
+    loses.
 
-    The jobs are looked at again after the slots, one of which may have become a job in between.
+    The jobs are checked again after the slots, one of which may have become a job in between.
     """
     try:
         return _all_rest(store, owner) and submit_due(store) == 0 and _all_rest(store, owner)
@@ -183,13 +186,15 @@ def _is_idle(store: Store, owner: str) -> bool:
 
 
 def _all_rest(store: Store, owner: str) -> bool:
-    """Say whether every job rests that is not of a model that this worker leaves to others."""
+    """Return whether every job rests, apart from those whose model this worker leaves to others."""
     counts = store.read(jobs.counts, owner)
     return not any(counts[state] for state in set(JobState) - RESTING_JOB_STATES)
 
 
 def _last_turn(store: Store, settings: Settings, keeper: Keeper, stopped: Callable[[], bool]) -> None:
-    """Report the jobs that ended last, sweep and delete what is left of them: no other worker may come."""
+    """Report the last jobs that ended, and sweep and delete what is left of them: no other worker may
+    follow.
+    """
     owner = owner_name("last-turn")
     finishing = (run_webhooks, run_retention, run_deletion) if Role.FINISH in settings.roles else ()
     for run in (run_sweep, *finishing):

@@ -23,10 +23,10 @@ from service.store import Store, migration
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the application. Its store is opened and migrated when the server starts, closed when it stops.
+    """Return the application. Its store is opened and migrated at server startup, and closed at shutdown.
 
-    Whoever runs the server may set `app.state.stopping`, which says whether it is ending: then event streams
-    end as well; and `app.state.workers_lost`, which says how many of its workers do not run.
+    The server's runner may set two callables: `app.state.stopping` returns whether the server is shutting
+    down, which ends event streams; `app.state.workers_lost` returns how many of its workers are not running.
     """
 
     @asynccontextmanager
@@ -45,23 +45,23 @@ def create_app(settings: Settings) -> FastAPI:
         description="Hidden states of a target LLM as proven, durable training sets for drafters.",
         version=version("eagle-quarry"),
         lifespan=lifespan,
-        # FastAPI's pages load scripts from another host, into a page that may start jobs.
+        # FastAPI's docs pages load scripts from another host, on an origin that may start jobs.
         docs_url=None,
         redoc_url=None,
-        # Of any request that has a body, whether its route asks for one or not.
+        # Any request with a body may get these, even if its route takes none.
         responses=problems.problem_responses(400, 413),
         generate_unique_id_function=lambda route: route.name,
-        # One schema a model, whether it is read or written.
+        # One schema per model, for input and output.
         separate_input_output_schemas=False,
     )
     app.state.settings = settings
     app.state.stopping, app.state.workers_lost = lambda: False, lambda: 0
     app.state.budget, app.state.connections = Budget(settings), OrderedDict()
-    # Submissions may wait for the Hub: neither probes nor the other routes wait behind them for a thread.
+    # Submissions may wait for the Hub; with threads of their own, they keep no probe or other route waiting.
     app.state.submit_threads = CapacityLimiter(TURNS[Turn.SUBMISSION])
     app.state.probe_threads = CapacityLimiter(2)
     app.state.registry = CollectorRegistry()
-    app.state.looks = {}  # what open pages saw last
+    app.state.looks = {}  # what each open page saw last
     problems.install(app)
     for module in (extract, jobs, consumers, webhooks, schedules, keys, workers, health):
         app.include_router(module.router)
@@ -72,6 +72,6 @@ def create_app(settings: Settings) -> FastAPI:
         excluded_handlers=["/metrics", "/healthz", "/readyz"],
         registry=app.state.registry,
     ).instrument(app)
-    # Outside of what counts requests, which keeps each method that it has seen.
+    # Outside the instrumentation, which keeps every method it has ever seen.
     app.add_middleware(Gate, settings=settings, budget=app.state.budget)
     return app

@@ -1,4 +1,4 @@
-"""Asks each request for its API key: `Security(caller, scopes=[...])` on a route."""
+"""Checks each request's API key: `Security(caller, scopes=[...])` on a route."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ LASTING = {
     "/ui/events": Taken.STREAMS,
     "/ui/jobs/{job_id}/samples/{unit}/{row}": Taken.DOWNLOADS,
 }
-"""What the requests of a route take that may last for long; others are in work."""
+"""What long-lived requests count as in the budget, by route; all others count as `Taken.REQUESTS`."""
 BEARER = HTTPBearer(auto_error=False, description="an API key, `qk_...`; none is needed on the loopback")
 
 
@@ -35,7 +35,7 @@ async def caller(
     settings: SettingsOf,
     budget: BudgetOf,
 ) -> AsyncIterator[Caller]:
-    """Yield who asks, if the key has all required scopes; the request is in work until it is answered.
+    """Yield the caller, if the key has all required scopes; the request is in the budget until answered.
 
     Raises KeyRefused, CallerRefused, QuotaExceeded.
     """
@@ -48,7 +48,7 @@ async def caller(
 async def admitted(
     request: Request, required: SecurityScopes, ask: Callable[[], Caller], budget: Budget
 ) -> AsyncIterator[Caller]:
-    """Yield who sent a request, as `ask` says, if their key has all required scopes.
+    """Yield the caller that `ask` returns, if their key has all required scopes.
 
     Raises what `ask` raises, CallerRefused, QuotaExceeded.
     """

@@ -1,7 +1,7 @@
-"""A connection with bounds that uvicorn lacks: of time, of number, and of what one read may cost.
+"""A connection with limits that uvicorn lacks: on time, on number, and on the cost of one read.
 
-A caller who never ends a request, or never takes the answer, would keep a descriptor and memory for as long
-as it likes; one who sends it in the smallest parts would keep the event loop.
+A client that never finishes a request, or never reads the answer, could hold a descriptor and memory forever;
+one that sends the request in tiny parts could keep the event loop busy.
 """
 
 import asyncio
@@ -19,21 +19,22 @@ from uvicorn.server import ServerState
 from service.settings import Settings
 
 MAX_HEAD_BYTES = 65_536
-"""Of a request's first line and headers, beside what came in the first read."""
+"""Limit on a request's first line and headers, not counting what the first read brought."""
 MAX_HEADERS = 100
 LEAST_PART_BYTES = 16
-"""Bytes that the parts of a body have on average, beside as many as make `FREE_BYTES`."""
+"""The average size that a body's parts must have, with an allowance of `FREE_BYTES`."""
 FREE_BYTES = 1000 * LEAST_PART_BYTES
 
 
 class RequestRefused(ValueError):
-    """The form of a request would cost too much; uvicorn answers 400 and closes the connection."""
+    """A request would cost too much or cannot be parsed; uvicorn answers 400 and closes the connection."""
 
 
 def most_connections(wanted: int) -> int:
-    """Let this process open files for `wanted` connections; return for how many it may.
+    """Raise this process's file limit for `wanted` connections; return how many it may have.
 
-    A quarter of its files is for those that the kernel has taken and that come at once, a quarter for others.
+    That is half of its files. A quarter is for connections in the kernel's backlog, which may all arrive at
+    once, and a quarter for other files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 2 * wanted:
@@ -43,10 +44,10 @@ def most_connections(wanted: int) -> int:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of `api_server`. It must send each request whole and take the answer within a time.
+    """A connection of `api_server`. Clients must finish each request and read its answer within a timeout.
 
-    Where too many are open, the one that has been silent for longest is closed: never the newest, nor one
-    whose request is being worked on.
+    If too many are open, the one that has been silent longest is closed: never the newest, nor one whose
+    request is being worked on.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Connection(HttpToolsProtocol):
         self._is_head, self._head_bytes, self._part_bytes = False, 0, FREE_BYTES
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Begin to wait for a request; make room for it."""
+        """Start waiting for a request; close another connection if there are too many."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(self._timeout_s, self._end_if_waiting)
         self._by_silence[self] = None
@@ -83,34 +84,36 @@ class Connection(HttpToolsProtocol):
             super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Begin a request, but none before the one ahead is answered: each would be kept at once."""
+        """Begin a request; refuse a pipelined one, which would be kept in memory until the one before is
+        done.
+        """
         if self.cycle is not None and not self.cycle.response_complete:
             raise RequestRefused("a request came before the one ahead of it was answered")
         self._is_head, self._head_bytes, self._part_bytes = True, 0, FREE_BYTES
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or what follows the body in its form."""
+        """Take a header or a trailer."""
         if len(self.headers) >= MAX_HEADERS:
             raise RequestRefused(f"the request has more than {MAX_HEADERS} headers")
         if name.lower() != b"upgrade":
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the work; one that offers another protocol is parsed again without the offer."""
+        """Begin the work; a request that offers an upgrade is parsed again without the offer."""
         self._is_head = False
-        if self.parser.get_method() == b"CONNECT":  # never HTTP behind it, so it cannot be parsed again
+        if self.parser.get_method() == b"CONNECT":  # what follows is not HTTP, so it cannot be parsed again
             raise RequestRefused("CONNECT is no method of this service")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """End the request, unless it is parsed again."""
+        """End the request, unless it is to be parsed again."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Ignore the offer, as HTTP allows. The parser, which ends there, would read no body."""
+        """Ignore the offer, as HTTP allows. The parser stops there, so a new one has to read the body."""
         ended = cast(httptools.HttpParserUpgrade, sys.exc_info()[1])
         head = b"".join(b"%s: %s\r\n" % header for header in self.headers)
         line = b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
@@ -118,14 +121,14 @@ class Connection(HttpToolsProtocol):
         self.data_received(line + head + b"\r\n" + self._data[ended.args[0] :])
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body; many small ones cost as much as a large one."""
+        """Take a part of the body; refuse too many small ones, each of which costs as much as a large one."""
         self._part_bytes = min(FREE_BYTES, self._part_bytes + len(body) - LEAST_PART_BYTES)
         if self._part_bytes < 0:
             raise RequestRefused(f"the chunks of the body have fewer than {LEAST_PART_BYTES} bytes")
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, and close; another's answer is not begun or broken with it."""
+        """Answer 400 and close; just close if a 400 would break, or pass for, another request's answer."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started):
             super().send_400_response(msg)
@@ -133,29 +136,29 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request, and for this answer to be taken."""
+        """Start waiting for the next request, and for the client to read this answer."""
         super().on_response_complete()
         self._begin_to_wait()
 
     def pause_writing(self) -> None:
-        """Begin to wait for what was written to be taken."""
+        """Start waiting for the client to read what was written."""
         super().pause_writing()
         self._begin_to_wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._deadline.cancel()
         self._by_silence.pop(self, None)
         super().connection_lost(exc)
 
     def is_waiting(self) -> bool:
-        """Say whether the other side has to send the rest of a request, or to take what was written."""
+        """Return whether the client has to send a request or the rest of one, or to read what was written."""
         if self.cycle is None or self.cycle.response_complete:
             return True
         return self.cycle.more_body or self.flow.write_paused
 
     def _end_most_silent(self) -> None:
-        """End another connection that waits for its other side; those in work are bounded elsewhere."""
+        """Close the most silent other connection that waits for its client; others are limited elsewhere."""
         waiting = (one for one in self._by_silence if one.is_waiting() and one is not self)
         if (silent := next(waiting, None)) is not None:
             del self._by_silence[silent]

@@ -15,24 +15,24 @@ from service.settings import Settings
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PROBES = frozenset({"/healthz", "/readyz"})
-"""They are asked by address, and say nothing of any job."""
+"""Probes call these by IP address, and they reveal nothing about jobs."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = READING | {"POST", "PUT", "PATCH", "DELETE"}
-"""Others are refused before anything counts them by name."""
+"""Others are refused before the metrics count them by name."""
 SMALL_BODY_BYTES = 65_536
-"""FastAPI reads a body that is a parameter on the event loop, before it asks who sends it."""
+"""FastAPI reads a body parameter on the event loop, before the caller is authenticated."""
 PART_BYTES = 65_536
-"""Of an answer: what the connection keeps of it while nobody takes it."""
+"""How much of an answer is buffered in the connection while the client does not read it."""
 LARGE_BODIES = re.compile(r"/extract|/estimate|/schedules|/schedules/[^/]*/samples")
-"""The paths whose bodies may have `max_body_bytes`; they are read in threads."""
+"""The paths whose bodies may have up to `max_body_bytes`; they are read in threads."""
 
 
 class Gate:
     """ASGI middleware: the Host must be a name of this service, and a change must not come from another site.
 
-    On the loopback the API asks nobody who they are. A page whose own name was made to lead here passes a
-    browser's check of origins: its Host shows it. Starlette's `RequestBodyLimitMiddleware` counts what
-    arrives, but answers a declared length in plain text, so that is refused here.
+    On the loopback the API needs no key. A page whose own domain was pointed here (DNS rebinding) passes the
+    browser's origin check, but its Host gives it away. Starlette's `RequestBodyLimitMiddleware` counts what
+    arrives, but refuses a declared length in plain text, so that is done here.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, budget: Budget) -> None:
@@ -90,10 +90,10 @@ class Gate:
             )
 
     def _guarded(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Return both so that an answer takes no more than it may.
+        """Wrap both so that an answer costs no more than it may.
 
-        One that comes before the body was read closes the connection: no rest of it is parsed. A large one is
-        sent in parts, each when the one before is taken; meanwhile it counts in its caller's budget.
+        An answer sent before the body was read closes the connection, so the rest is not parsed. A large one
+        is sent in parts, each once the one before was taken; until then it counts in its caller's budget.
         """
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
         is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
@@ -111,7 +111,7 @@ class Gate:
                 closing = [] if is_read else [(b"connection", b"close")]
                 start = {**message, "headers": [*message.get("headers", ()), *closing]}
                 if "content-length" in Headers(raw=start["headers"]):
-                    return  # its body comes at once, or is refused
+                    return  # sent with its body, or replaced by a refusal
             body, more = message.get("body", b""), message.get("more_body", False)
             with ExitStack() as taken:
                 if start is not None and len(body) > PART_BYTES and "caller" in state:

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: read from the store each time, so that every process says the same."""
+"""The Prometheus metrics, read from the store at each scrape, so that every process reports the same."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,20 +27,20 @@ COUNTERS = {
     "stored_units": ("Units that their job's repository holds, or all consumers have.", "units_stored"),
     "evicted_bytes": ("Bytes of shards that no host keeps any more.", "bytes_gone"),
 }
-"""What all jobs have counted since the database was made, by the names in `Progress`."""
+"""Totals over all jobs since the database was created: description and field of `Progress`, by metric."""
 Row = tuple[Any, ...]
-"""The values of a metric's labels, and its own."""
+"""The values of a metric's labels, then the metric's own."""
 
 
 class JobMetrics(Collector):
-    """What the whole installation has done, has to do and waits for."""
+    """What the whole installation has done, has still to do, and waits for."""
 
     def __init__(self, store: Store, data_dir: Path, workers_lost: Callable[[], int]) -> None:
-        """Read nothing yet; `workers_lost` says how many workers beside this process do not run."""
+        """Read nothing yet; `workers_lost` returns how many of this process's workers are not running."""
         self._store, self._data_dir, self._workers_lost = store, data_dir, workers_lost
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric, zeros included, all of one moment."""
+        """Yield every metric, zeros included; those of the store are from one snapshot."""
         with self._store.reading() as tx:
             views = hosts.views(tx)
             families = [*_jobs(tx), *_workers(tx, views), *_hosts(views, tx.now), *_schedules(tx)]
@@ -75,7 +75,7 @@ def _jobs(tx: Transaction) -> Iterator[Metric]:
 def _workers(tx: Transaction, views: Sequence[HostView]) -> Iterator[Metric]:
     yield gauge("workers", "Workers that capture.", [(sum(len(host.workers) for host in views),)])
     sick = sorted(workers.sick(tx), key=lambda one: one.deaths)
-    # Of two checkpoints with one name the higher number.
+    # Of two checkpoints with the same name, the higher number wins.
     deaths = {(one.owner, one.host, one.host_id, one.model): one.deaths for one in sick}
     what = "Deaths of a worker's engine in a row, over a model of which it has proven no unit since."
     labels = ("worker", "host", "host_id", "model")

@@ -64,7 +64,7 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Add the handlers, so that no error leaves `app` in another form."""
+    """Add the handlers, so that every error leaves `app` in this form."""
     app.add_exception_handler(QuarryError, _quarry_error)
     app.add_exception_handler(RequestValidationError, _invalid_parameters)
     app.add_exception_handler(HTTPException, _http_error)
@@ -77,21 +77,24 @@ async def _quarry_error(request: Request, error: Exception) -> Response:
 
 
 def noted(request: Request, error: QuarryError) -> Problem:
-    """Return the document of an error; one that is the service's own is logged."""
+    """Return an error's document; log it if it is a server error."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        # What the Hub answered may quote the token that was sent to it.
+        # The Hub's answer may quote the token that was sent to it.
         ours = None if isinstance(error, HubUnavailable) else error
         LOG.error("%s %s failed: %s", request.method, request.url.path, error.detail, exc_info=ours)
     return error.problem()
 
 
 async def _invalid_parameters(request: Request, error: Exception) -> Response:
-    """Answer a parameter out of its bounds; the first part of a fault's path says where it was sent."""
+    """Answer an invalid parameter."""
     return problem_response(invalid_parameters(cast(RequestValidationError, error)).problem())
 
 
 def invalid_parameters(error: RequestValidationError) -> RequestError:
-    """Return the error that names the first parameter at fault and lists all."""
+    """Return the error that names the first invalid parameter and lists all.
+
+    The first part of a fault's path, such as `query`, is where the parameter was sent; it is left out.
+    """
     faults = [(".".join(str(part) for part in fault["loc"][1:]) or None, fault) for fault in error.errors()]
     return invalid(faults)
 
@@ -102,12 +105,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    """Nobody is there to read the answer to half of a request."""
+    """The client left in the middle of its request: nobody reads this answer."""
     return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    """Answer without a word of the cause; starlette raises `error` on, and the server logs its traceback."""
+    """Answer without naming the cause; Starlette re-raises `error`, and the server logs its traceback."""
     return problem_response(
         http_problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the service failed; its log says why")
     )

@@ -1,4 +1,4 @@
-"""`quarry serve`: the API in this process and workers beside it, until a signal comes."""
+"""`quarry serve`: the API in this process and workers alongside it, until a signal arrives."""
 
 import gc
 import signal
@@ -25,7 +25,7 @@ CLOSE_CONNECTIONS_S = 10
 
 
 def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 - those of uvicorn.Config
-    """Return a server of `app`. Open event streams end when it is asked to stop: they would hold it up."""
+    """Return a server of `app`. Open event streams end when it is asked to stop; they would delay it."""
     settings: Settings = app.state.settings
     most = app.state.budget.connections = most_connections(settings.max_connections)
     config = uvicorn.Config(
@@ -33,20 +33,20 @@ def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 
     )
     server = uvicorn.Server(config)
     app.state.stopping = lambda: server.should_exit
-    app.openapi()  # which is kept: else who asks first, without a key, holds up all others for 0.1 s
+    app.openapi()  # cached: else the first request for it, which needs no key, blocks all others for 0.1 s
     return server
 
 
 def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit code. Must run in the main thread.
 
-    `workers` run beside the API, each where it is placed.
+    `workers` run alongside the API, each where it is placed.
 
-    A database that is away is waited for. Raises OptionRefused, as where the port is taken; VersionRefused.
+    Waits for an unavailable database. Raises OptionRefused, for example if the port is taken; VersionRefused.
     """
-    # A request of a hundred thousand samples is made in one go: Python would look through it a hundred times.
+    # A request of 100,000 samples is built in one go: the garbage collector would scan it a hundred times.
     gc.set_threshold(100_000, 10, 10)
-    # Threads that check large bodies give way to the event loop ten times as often.
+    # Threads that validate large bodies yield to the event loop ten times as often.
     sys.setswitchinterval(0.0005)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
@@ -65,11 +65,11 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
         port=settings.port,
         timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
         server_header=False,
-        **({"log_config": None} if settings.log_format == "json" else {}),  # else its lines are its own
+        **({"log_config": None} if settings.log_format == "json" else {}),  # else uvicorn has its own format
     )
     try:  # before there is a worker
         listener = server.config.bind_socket()
-    except SystemExit as error:  # it has said why
+    except SystemExit as error:  # uvicorn has logged why
         detail = f"the service cannot listen at {settings.host}, port {settings.port}"
         cure = "end what listens there, or give another QUARRY_PORT"
         raise OptionRefused(detail, field="port", cure=cure) from error
@@ -77,7 +77,7 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
     def end() -> None:
         server.should_exit = True
 
-    # One that comes before uvicorn listens must end it too. Uvicorn raises its own once more when it is done.
+    # A signal before uvicorn listens must end it too. When done, uvicorn raises again those it caught.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end())
 

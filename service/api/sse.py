@@ -1,4 +1,4 @@
-"""Jobs' events as server-sent events: what is stored, then what is added, until the job rests."""
+"""Jobs' events as server-sent events: first the stored ones, then new ones, until the job rests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,7 +19,7 @@ PAGE_EVENTS = 500
 
 @dataclass
 class _Followed:
-    """A job with listeners: its newest events, read once for all of them, and the number of the last."""
+    """A job with listeners: its newest events, read once for all listeners, and the id of the last."""
 
     last: int = 0
     newest: list[Event] = field(default_factory=list)
@@ -28,19 +28,19 @@ class _Followed:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
-        """Let every listener look again."""
+        """Make every listener look again."""
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 class EventFeed:
-    """The events of all jobs that somebody listens to, read by one task. Lives on the event loop.
+    """The events of all jobs that have listeners, read by one task. Lives on the event loop.
 
-    Listeners cost the store nothing once they have read what was there before them.
+    Once listeners have read the earlier events, they cost the store no reads of their own.
     """
 
     def __init__(self, store: Store, stopping: Callable[[], bool]) -> None:
-        """Read nothing yet. `stopping` says when the server ends: then all listeners end, and come back."""
+        """Read nothing yet. `stopping` returns whether the server is shutting down; listeners end then."""
         self._store, self._stopping = store, stopping
         self._followed: dict[str, _Followed] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -48,10 +48,10 @@ class EventFeed:
     async def follow(
         self, job_id: str, state: JobState, after: int, quiet_s: float | None = None
     ) -> AsyncIterator[ServerSentEvent | None]:
-        """Yield the events of `job_id` with an id above `after`, in order, each once; null after `quiet_s`.
+        """Yield the job's events with an id above `after`, in order, each once; None after `quiet_s`.
 
-        Ends when no worker goes on with the job and all is sent, or when the server ends: the client comes
-        back with `Last-Event-ID`. `state` is the job's at some moment before this call.
+        Ends once the job rests and all events are sent, or when the server shuts down: the client reconnects
+        with `Last-Event-ID`. `state` is the job's state at some moment before this call.
         """
         page = await self._stored(job_id, after)
         while page:
@@ -78,9 +78,9 @@ class EventFeed:
                     self._check_reader()
 
     async def newer(self, job_id: str, than: int) -> int:
-        """Wait for an event of `job_id` with a number above `than`; return that of the newest.
+        """Wait for an event of `job_id` with an id above `than`; return the newest event's id.
 
-        An older one where the job is gone or the server ends.
+        Returns an older id if the job is gone or the server shuts down.
         """
         with self._following(job_id) as job:
             while job.exists and job.last <= than and not self._stopping():
@@ -89,7 +89,7 @@ class EventFeed:
             return job.last
 
     def _check_reader(self) -> None:
-        """Raise what ended the reader, if something did."""
+        """Raise the error that ended the reader, if one did."""
         if self._reader is not None and self._reader.done():
             self._reader.result()
 
@@ -98,7 +98,7 @@ class EventFeed:
 
     @contextmanager
     def _following(self, job_id: str) -> Iterator[_Followed]:
-        """Have a job followed."""
+        """Follow a job in this block."""
         job = self._followed.setdefault(job_id, _Followed())
         job.listeners += 1
         if self._reader is None or self._reader.done():
@@ -111,7 +111,7 @@ class EventFeed:
                 del self._followed[job_id]
 
     async def _read(self) -> None:
-        """Read the new events of all jobs at each tick, until nobody listens."""
+        """Read the new events of all followed jobs at each tick, until nobody listens."""
         try:
             while self._followed and not self._stopping():
                 await asyncio.sleep(POLL_S)

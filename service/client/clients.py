@@ -172,7 +172,7 @@ class _Patience:
 
 
 def _base_url(server: str | None) -> httpx2.URL:
-    """Return where the service is. Raises ProblemReceived."""
+    """Return the service's base URL. Raises ProblemReceived."""
     server = server or os.environ.get("QUARRY_SERVER") or DEFAULT_SERVER
     with suppress(httpx2.InvalidURL):
         url = httpx2.URL(server)
@@ -201,7 +201,7 @@ def _options(server: str | None, key: str | None) -> dict[str, Any]:
 
 
 def _read(call: Call[Answer], response: httpx2.Response) -> Answer:
-    """Return a good answer. Raises ProblemReceived."""
+    """Return a successful answer, parsed. Raises ProblemReceived."""
     if not response.is_success:
         raise refused(response)
     try:
@@ -211,7 +211,7 @@ def _read(call: Call[Answer], response: httpx2.Response) -> Answer:
 
 
 def _appended(file: BinaryIO, part: FilePart) -> bool:
-    """Write a part to the end of `file`, and say whether more follows. Raises OSError."""
+    """Append a part to `file`, and return whether more follows. Raises OSError."""
     file.write(part.content)
     missing = part.num_bytes - file.tell()
     if missing and not part.content:

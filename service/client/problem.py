@@ -1,4 +1,4 @@
-"""What a service answers when it refuses, and what is said where it does not answer at all."""
+"""The problems a service answers with, and those reported when it does not answer properly or at all."""
 
 from contextlib import suppress
 
@@ -12,37 +12,37 @@ UNREACHABLE, UNEXPECTED = "urn:quarry:server-unreachable", "urn:quarry:unexpecte
 
 
 class ProblemReceived(Exception):
-    """The service answered with a problem, or not at all."""
+    """The service answered with a problem, answered unexpectedly, or did not answer."""
 
     def __init__(self, problem: Problem) -> None:
-        """Carry what the service said."""
+        """Keep the service's problem."""
         super().__init__(problem.detail)
         self.problem = problem
 
 
 def unreachable(server: str, error: Exception) -> ProblemReceived:
-    """Return the problem of a service that does not answer."""
+    """Return the problem for a service that does not answer."""
     title, cure = "The service does not answer", "start it with 'quarry serve', or name another with --server"
     detail = f"{server}: {error}"
     return ProblemReceived(Problem(type=UNREACHABLE, title=title, status=503, detail=detail, cure=cure))
 
 
 def refused(response: httpx2.Response) -> ProblemReceived:
-    """Return the problem in `response`, or one that says what else it was: a proxy may have answered."""
+    """Return the problem in `response`, or one that describes the answer: a proxy may have sent it."""
     if response.headers.get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
-        with suppress(ValidationError):  # said below
+        with suppress(ValidationError):  # reported below
             return ProblemReceived(Problem.answered(response.content))
     return not_quarrys(response, f"{response.status_code} {response.reason_phrase}")
 
 
 def unreadable(response: httpx2.Response, error: ValidationError) -> ProblemReceived:
-    """Return the problem of a good answer that is not of the form that this version knows."""
+    """Return the problem for a successful answer that this version cannot parse."""
     sent = repr(error.errors(include_url=False)[0]["input"])
     return not_quarrys(response, f"{first_fault(error)}; it sent {sent[:100]}")
 
 
 def not_quarrys(response: httpx2.Response, what: str) -> ProblemReceived:
-    """Return the problem of an answer that no Quarry of this version gives."""
+    """Return the problem for an answer that no Quarry of this version gives."""
     title = "The answer is not from Quarry"
     cure = "check --server; if that service is newer, update this client"
     status = response.status_code if response.is_error else 502
