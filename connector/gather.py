@@ -40,8 +40,7 @@ class _Finished:
 
 
 class CpuGather:
-    """Copies on the calling thread, one layer of a block at a time, and sums it while it is in the core's
-    cache.
+    """Copies on the calling thread, one layer of a block at a time, and sums it while it is in the CPU cache.
 
     It uses numpy, which moves a block as one piece of memory: torch takes ten times as long for the same
     strides, and uses the model's thread pool.

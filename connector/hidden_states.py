@@ -143,9 +143,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
 @contextmanager
 def _telling_refusals(transfer_config: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
-    """Report a LayoutError or MemoryError to the service before it ends the engine, whose own message names
-    no cause.
-    """
+    """Report a LayoutError or MemoryError to the service before the engine ends without naming its cause."""
     try:
         yield
     except (LayoutError, MemoryError) as error:

@@ -72,9 +72,7 @@ def _refuse(
     layer_id: int,
     least_pairs: int,
 ) -> None:
-    """Raise StatesWrongError if the positions `repeated` hold at least `least_pairs` different pairs of
-    tokens.
-    """
+    """Raise StatesWrongError if the positions `repeated` hold `least_pairs` or more different token pairs."""
     pairs = {(int(token_ids_T[at]), int(earlier_T[at])) for at in repeated}
     if len(pairs) >= least_pairs:
         at = repeated[0]

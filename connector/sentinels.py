@@ -28,17 +28,13 @@ class Sentinels:
     """Writes sentinels into one cache. Called on the engine's step thread, before the step's forward pass."""
 
     def __init__(self, cache_BLSH: torch.Tensor) -> None:
-        """View the first and last elements of each state in `cache_BLSH`, the engine's own memory, as
-        integers.
-        """
+        """View the first and last elements of each state in `cache_BLSH`, the engine's memory, as ints."""
         self._bits = SENTINELS[cache_BLSH.dtype]
         outer = max(1, cache_BLSH.shape[-1] - 1)
         self._outer_BLS2 = cache_BLSH.view(_SAME_WIDTH[cache_BLSH.element_size()])[..., ::outer]
 
     def place(self, block_ids: Sequence[int]) -> None:
-        """Write into every slot of `block_ids`; on CUDA this is enqueued on the current stream and not waited
-        for.
-        """
+        """Write into every slot of `block_ids`; on CUDA this is only enqueued on the current stream."""
         if not block_ids:
             return
         index = torch.tensor(block_ids, dtype=torch.int64)

@@ -46,9 +46,7 @@ class UnitWriter:
     """
 
     def __init__(self, order: OpenUnit, config: DrainConfig, repeats: RepeatCheck) -> None:
-        """Read the unit's plan; the file is created with its first row. `repeats` is shared by the whole
-        engine.
-        """
+        """Read the unit's plan; the first row creates the file. `repeats` is shared by the whole engine."""
         self.attempt_id = order.attempt_id
         self._order = order
         identity = order.provenance.identity
@@ -87,8 +85,7 @@ class UnitWriter:
         self.append(self.encode(job, states_LTH, copied_LT))
 
     def encode(self, job: DrainJob, states_LTH: torch.Tensor, copied_LT: Sums) -> EncodedRow:
-        """Check the row of `job` and make its pages in the memory of `states_LTH`, overwriting it.
-        Thread-safe.
+        """Check the row of `job` and make its pages in `states_LTH`'s memory, overwriting it. Thread-safe.
 
         `copied_LT` are the sums of the states as read by the copy. A row that is not finite, or has no
         supervised token, is rejected with a named reason instead.

@@ -22,8 +22,7 @@ from schemas.request import Compression
 def state_columns(
     compression: Compression, layer_ids: tuple[int, ...], states_LTH: torch.Tensor, look: Look
 ) -> Iterator[NDArray[Any]]:
-    """Yield the row's state columns in file order, then one checksum per layer; overwrites layers unless
-    plain.
+    """Yield the row's state columns in file order, then a checksum per layer; overwrites layers unless plain.
 
     A high plane is valid until the next one is requested. `look` is of the same states; what the checksums
     cover is in `schemas.dataset.columns`. Raises StatesWrongError if two layers are the same, or if a layer

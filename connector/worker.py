@@ -141,9 +141,7 @@ class WorkerHalf:
         return copied
 
     def _load(self) -> RankLoad:
-        """Return this rank's load and totals. Called on any thread, so the numbers may be from adjacent
-        steps.
-        """
+        """Return this rank's load and totals. Called on any thread, so numbers may be from adjacent steps."""
         return RankLoad(
             rank=self._rank,
             pool_bytes=self._pool.num_bytes,

@@ -21,8 +21,7 @@ PYTHONS = ((3, 11), (3, 12))
 
 
 def extra_of(module: str, requirements: Iterable[str] | None = None) -> str | None:
-    """Return the extra that installs a module: `service` if it does, else the first by name; None if none
-    does.
+    """Return the extra that installs a module: `service` if it does, else the first by name; None if none.
 
     `requirements` are lines as in a wheel's metadata; by default those of the installed package.
     """

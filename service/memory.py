@@ -17,8 +17,7 @@ of limit and usage, and the field of `memory.stat` for cached pages, which the k
 
 
 def available_bytes(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int:
-    """Return the bytes still available: the minimum over the host and every cgroup that contains this
-    process.
+    """Return the bytes still available: the minimum over the host and every cgroup containing this process.
 
     `mount` is where cgroups are mounted, `membership` the file that names this process's cgroup.
     """

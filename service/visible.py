@@ -7,9 +7,7 @@ _HIDDEN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udf
 
 
 def visible(text: str) -> str:
-    """Return `text` with every character that hides or reorders others spelled out; keeps line ends and
-    tabs.
-    """
+    """Return `text` with each character that hides or reorders others spelled out; keeps line ends, tabs."""
     return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 

@@ -66,9 +66,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
 
 
 def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
-    """Return the loops that run alongside the captures, by the worker's roles; none delays or ends
-    another.
-    """
+    """Return the loops run alongside the captures, by the worker's roles; none delays or ends another."""
     threads: dict[str, tuple[str, float | None]] = {"sweeper": ("service.sweeper:run_sweep", SWEEP_S)}
     if Role.STORE in settings.roles:
         threads["storer"] = (STORING, STORE_S)
@@ -173,8 +171,7 @@ async def _mind(crew: Sequence[TaskLoop], is_idle: Callable[[], bool] | None = N
 
 
 def _is_idle(store: Store, owner: str) -> bool:
-    """Return whether every job rests and no slot is due; until then this worker takes over what another
-    loses.
+    """Return whether every job rests and no slot is due; until then this worker takes over lost work.
 
     The jobs are checked again after the slots, one of which may have become a job in between.
     """
@@ -192,9 +189,7 @@ def _all_rest(store: Store, owner: str) -> bool:
 
 
 def _last_turn(store: Store, settings: Settings, keeper: Keeper, stopped: Callable[[], bool]) -> None:
-    """Report the last jobs that ended, and sweep and delete what is left of them: no other worker may
-    follow.
-    """
+    """Report the last jobs that ended, and sweep and delete what they leave: no other worker may follow."""
     owner = owner_name("last-turn")
     finishing = (run_webhooks, run_retention, run_deletion) if Role.FINISH in settings.roles else ()
     for run in (run_sweep, *finishing):

@@ -25,9 +25,7 @@ def register() -> None:
 
 
 def prepare() -> None:
-    """Apply the workarounds, and register our class for each architecture that we carry; vLLM loads it
-    lazily.
-    """
+    """Apply the workarounds, and register our class for each architecture we carry; vLLM loads it lazily."""
     from vllm import ModelRegistry
 
     from connector.plugin.copies import copy_unsummed_states

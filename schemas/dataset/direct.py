@@ -40,9 +40,7 @@ class DirectWriter:
         self.position = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes; whole blocks that are aligned in memory and in the file are written without a
-        copy.
-        """
+        """Append bytes; whole blocks aligned in memory and in the file are written without a copy."""
         if not len(data):
             return
         self._xxh3.update(data)

@@ -69,9 +69,7 @@ class LocalFile:
 
     @cached_property
     def mapping(self) -> Bytes:
-        """The whole file, mapped copy-on-write: writes are private to this process and never reach the
-        disk.
-        """
+        """The whole file, mapped copy-on-write: writes are private to this process, never on the disk."""
         return np.memmap(self.path, np.uint8, mode="c")
 
     def close(self) -> None:

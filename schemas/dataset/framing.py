@@ -83,9 +83,7 @@ Cell = str | int | NDArray[Any] | None
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A leaf column: what is the same in every row. `metadata` has the first four fields of
-    ColumnMetaData.
-    """
+    """A leaf column: what is the same in every row. `metadata` has ColumnMetaData's first four fields."""
 
     name: str
     kind: _Kind
@@ -127,8 +125,7 @@ class ShardFile:
         self._file.write(MAGIC)
 
     def write_row(self, cells: Iterable[Cell | Page]) -> None:
-        """Append a row group with a cell for each column; each cell is written before the next is
-        requested.
+        """Append a row group with a cell for each column; each cell is written before the next is requested.
 
         Raises OSError; ValueError if the number of cells is not that of the columns, or if one has more than
         `MAX_VALUE_BYTES`. The file is unusable after either.
@@ -188,8 +185,7 @@ class ShardFile:
 
 
 def pages(schema: pa.Schema, cells: Iterable[Cell]) -> Iterator[Page]:
-    """Yield the pages of a row's cells for `ShardFile.write_row`, so that another thread can make them in
-    advance.
+    """Yield the pages of a row's cells for `ShardFile.write_row`; another thread can make them in advance.
 
     An uncompressed page is a view of its cell. Raises ValueError as `write_row` does.
     """

@@ -1,5 +1,4 @@
-"""`jobs.json`, next to the card: a row for each job of a repository, so that a push need not read other
-manifests.
+"""`jobs.json`, next to the card: a row for each job of a repository, so that pushes read no other manifests.
 
 A row is valid only as long as the manifest that it was made from is the one in the repository.
 """

@@ -62,9 +62,7 @@ class CanaryReport(Wire):
 
     @property
     def noise(self) -> str | None:
-        """Describe the rounding noise of the model's dtype; None if the reference in that dtype was
-        matched.
-        """
+        """Describe the rounding noise of the model's dtype; None if the reference in that dtype matched."""
         layers = [one for one in self.layers if one.own_median_rel_error is not None]
         if not layers:
             return None
@@ -143,8 +141,7 @@ class Manifest(Versioned):
 
 
 def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
-    """Return the manifest in a file called `name`, and how the content contradicts its own digest, or
-    None.
+    """Return the manifest in a file called `name`, and how the content contradicts its own digest, or None.
 
     Raises DatasetError.
     """

@@ -35,9 +35,7 @@ def page_aligned(num_bytes: int) -> Bytes:
 
 
 def scratch(purpose: str, num_bytes: int) -> Bytes:
-    """Return thread-local memory, valid until the next call for the same purpose: new pages cost more than a
-    copy.
-    """
+    """Return thread-local memory, valid until the purpose's next call: new pages cost more than a copy."""
     if num_bytes > KEPT_BYTES_MAX:
         return np.empty(num_bytes, np.uint8)
     kept = getattr(_kept, purpose, None)

@@ -1,6 +1,4 @@
-"""The only way a file gets its final name: a temporary name in the same folder, fsync, rename, fsync of the
-folder.
-"""
+"""The only way a file gets its final name: temporary name in the same folder, fsync, rename, folder fsync."""
 
 import hashlib
 import os

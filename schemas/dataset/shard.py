@@ -56,9 +56,7 @@ class LightRow:
 
 @contextmanager
 def open_shard(path: Path) -> "Iterator[Shard]":
-    """Open a local shard within the context, to be read through the page cache. Raises DatasetError,
-    OSError.
-    """
+    """Open a local shard within the context, read through the page cache. Raises DatasetError, OSError."""
     with closing(LocalFile(path)) as file, closing(Shard(file, path.name)) as shard:
         yield shard
 
@@ -212,9 +210,7 @@ class Shard:
         return int(chunk.data_page_offset + chunk.total_compressed_size - num_bytes - _LENGTH_BYTES)
 
     def _packed(self, row: int, column: str, num_bytes: int) -> Bytes:
-        """Decompress a value into memory of the expected size: pyarrow would allocate what the page header
-        says.
-        """
+        """Decompress a value into memory of its expected size: pyarrow would trust the page header for it."""
         chunk = self._chunk(row, column, num_bytes)
         raw = self._file.read(chunk.data_page_offset, chunk.total_compressed_size)
         begin = raw[:_MAX_PAGE_HEADER_BYTES].tobytes().find(_ZSTD_MAGIC)

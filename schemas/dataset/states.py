@@ -59,9 +59,7 @@ def last_state(layer: LayerBytes, identity: Identity) -> StoredState:
 
 
 def misfit_tokens(layer: LayerBytes, identity: Identity) -> torch.Tensor | None:
-    """Return the tokens, bool [T], whose codes and scale no quantizer can produce; None if states are
-    exact.
-    """
+    """Return the tokens, bool [T], with codes and scale no quantizer can make; None if states are exact."""
     return misfits(*_quantized(layer, identity)) if is_lossy(identity) else None
 
 

@@ -17,9 +17,7 @@ repeated thousands of times are rare.
 
 
 def table_bytes(table: pa.Table, **options: Any) -> bytes:  # noqa: ANN401 - of an untyped function
-    """Return a file's content, compressed with zstd; `options` are passed to
-    `pyarrow.parquet.write_table`.
-    """
+    """Return a file's content, compressed with zstd; `options` go to `pyarrow.parquet.write_table`."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", **options)
     content: bytes = sink.getvalue().to_pybytes()

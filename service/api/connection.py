@@ -84,9 +84,7 @@ class Connection(HttpToolsProtocol):
             super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Begin a request; refuse a pipelined one, which would be kept in memory until the one before is
-        done.
-        """
+        """Begin a request; refuse a pipelined one, which would be held in memory until its turn."""
         if self.cycle is not None and not self.cycle.response_complete:
             raise RequestRefused("a request came before the one ahead of it was answered")
         self._is_head, self._head_bytes, self._part_bytes = True, 0, FREE_BYTES

@@ -198,9 +198,7 @@ def read_file(files: Files, path: str) -> bytes:
 
 
 def open_named(files: Opens, entry: FileEntry, *, direct: bool = False) -> RangeFile:
-    """Open a file that a manifest names. Raises DatasetError if it is outside the dataset or has another
-    length.
-    """
+    """Open a file that a manifest names. Raises DatasetError if outside the dataset or of another length."""
     if not is_inside(entry.path):
         raise DatasetError(f"a manifest names {entry.path!r}, a path that leaves the dataset")
     file = files.open(entry.path, direct=direct)

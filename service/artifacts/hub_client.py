@@ -89,9 +89,7 @@ def calling_hub(what: str, refused: Callable[[str], QuarryError], field: str) ->
 
 @contextmanager
 def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -> Iterator[None]:
-    """Like `calling_hub`, for calls that are not retried: Passing becomes HubUnavailable. Errors name the
-    field.
-    """
+    """Like `calling_hub`, for calls without retry: Passing becomes HubUnavailable. Errors name the field."""
     try:
         with calling_hub(what, functools.partial(refused, field=field, cure=cure), field):
             yield

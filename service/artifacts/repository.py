@@ -44,9 +44,7 @@ NO_WRITE_CURE = (
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How calls to the Hub are retried: up to `attempts` within `deadline_s`, with growing waits and
-    jitter.
-    """
+    """How calls to the Hub are retried: up to `attempts` within `deadline_s`, with growing jittered waits."""
 
     attempts: int = 8
     first_wait_s: float = 1.0
@@ -55,8 +53,7 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
     def retry(self, call: Callable[[], Result], *, long: bool = False) -> Result:
-        """Return `call()`, retried while it raises `Passing`. Raises HubUnavailable or HubLimited in
-        the end.
+        """Return `call()`, retried while it raises `Passing`. Raises HubUnavailable or HubLimited in the end.
 
         For a `long` call only the waits count towards the deadline: an upload may run for longer than the
         deadline before its first error, and what it has sent is not sent again.
@@ -92,9 +89,7 @@ class Repository:
     """The repository `target.repo_id`, with the token and endpoint in force when it was created."""
 
     def __init__(self, target: HubTarget, settings: Settings, patience: Patience | None = None) -> None:
-        """Make no call yet. Raises HubDenied without a token, or if it may not be used for this
-        repository.
-        """
+        """Make no call yet. Raises HubDenied without a token or if it may not be used for this repository."""
         namespace = target.repo_id.split("/")[0]
         if not settings.uses_token_in(namespace):
             cure = "use a key with this namespace, or another repository"
@@ -173,9 +168,7 @@ class Repository:
         return self._ask(f"read {path}", download)
 
     def upload(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Upload the content of large files; what the Hub already has is not sent. Raises Passing,
-        HubDenied.
-        """
+        """Upload large files' content; what the Hub already has is not sent. Raises Passing, HubDenied."""
         try:
             with self._translated("upload"):
                 self._api.preupload_lfs_files(

@@ -110,9 +110,7 @@ class Row:
         self.ends = (*self.ends, answer.token_ids[-1] if self.has_end else None)
 
     def runs(self) -> tuple[int, ...]:
-        """Return the lengths of the runs after the planned tokens, as in `RowRef`, where an answer comes
-        next.
-        """
+        """Return the lengths of the runs after the planned tokens, as in `RowRef`, if an answer is next."""
         mask = self.mask[len(self.planned.prompt) :]
         edges = np.flatnonzero(np.diff([0, *mask]))
         runs = tuple(np.diff([0, *edges, len(mask)]).tolist())
@@ -302,8 +300,7 @@ class Answering:
         raise ConversationRejected(RejectReason.ANSWER_REJECTED, str(error))
 
     async def _check_literal(self, row: Row, talk: Talk, turn: int) -> None:
-        """Check a later turn's prompt against the one that a server would render from the conversation so
-        far.
+        """Check a later turn's prompt against what a server would render from the conversation so far.
 
         Different tokens for the same text are only drift. Raises RejectedError if the text differs.
         """

@@ -1,5 +1,4 @@
-"""Landing: moves a committed unit's files from their attempt's folder to their place in the dataset
-folder.
+"""Landing: moves a committed unit's files from their attempt's folder to their place in the dataset folder.
 
 The commit comes first and names the attempt, so repeating the move, or finishing it after a crash, is
 harmless. An attempt that was never committed cannot land, whatever it wrote.
@@ -56,9 +55,7 @@ async def open_attempt(link: EngineLink, settings: Settings, order: OpenUnit, pl
 
 
 def move_into_dataset(settings: Settings, unit: UnitFiles) -> None:
-    """Move one committed unit's files. Raises WriteFailed, which names the file, if one is in neither
-    place.
-    """
+    """Move one committed unit's files. Raises WriteFailed, naming the file, if one is in neither place."""
     folder = attempt_folder(settings, unit.attempt_id)
     dataset = settings.dataset_dir(unit.attempt_id.job_id)
     sealed = sealed_files(settings, unit)

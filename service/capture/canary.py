@@ -48,9 +48,7 @@ That is half of what it may use otherwise.
 
 
 class Canary:
-    """One job's canary, from the engine's start to the verdict. Leaving the context ends what is still
-    running.
-    """
+    """One job's canary, from the engine's start to the verdict. Leaving the context ends what still runs."""
 
     def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
         """Store the arguments; nothing is started."""
@@ -84,8 +82,7 @@ class Canary:
         self._begin(spec, prompts, max_bytes)
 
     async def ensure(self, session: EngineSession, inspect: Callable[[], Awaitable[EngineSpec]]) -> None:
-        """Return at once if the canary is skipped or has passed before; otherwise run it and record that it
-        passed.
+        """Return at once if the canary is skipped or has passed before; otherwise run it and record its pass.
 
         `inspect` reads the job's own model: the engine may have been started from another folder with the
         same weights, which may have changed since.

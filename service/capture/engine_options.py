@@ -184,9 +184,7 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> None:
-    """Raise EngineRefused if the engine chose settings with which rows are wrong or a prompt waits
-    forever.
-    """
+    """Raise EngineRefused if the engine chose settings that make rows wrong or a prompt wait forever."""
     budget = engine.options["max_num_batched_tokens"]
     if not engine.options["chunked_prefill"] and isinstance(budget, int) and budget < max_model_len:
         raise _refused(

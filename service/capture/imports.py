@@ -20,8 +20,7 @@ BROKEN_INSTALL = (
 
 
 def import_engine(settings: Settings) -> None:
-    """Import what an engine and its first unit need. The first call takes seconds, so call it from a
-    thread.
+    """Import what an engine and its first unit need. The first call takes seconds, so call it from a thread.
 
     Raises EngineDied if they cannot be imported, which is not the job's fault.
     """

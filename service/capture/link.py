@@ -134,8 +134,7 @@ class EngineLink:
             await self._send(AbandonUnit(attempt_id=attempt_id))
 
     async def receipts(self, attempt_id: AttemptId) -> tuple[Receipt, ...]:
-        """Wait for the receipts of all ranks, or for one of a failure; return those received, in rank order.
-        Raises EngineDied.
+        """Wait for all ranks' receipts, or one of a failure; return them in rank order. Raises EngineDied.
 
         An attempt that a rank still has open is kept until it is abandoned, also if the wait was cancelled.
         """

@@ -111,8 +111,7 @@ class Capture:
         self._at_once.set()
 
     async def run(self) -> None:
-        """Serve units until stopped. Without the capture role, only wait until stopped, or return at once for
-        a single job.
+        """Serve units until stopped. Without the capture role, only wait; return at once for a single job.
 
         Then let the running units finish within `drain_s`, give the others back, and stop the engine.
         """

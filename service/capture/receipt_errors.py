@@ -17,8 +17,7 @@ ERRORS: dict[str, type[QuarryError]] = {
 
 
 async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) -> tuple[Receipt, ...]:
-    """Wait for the receipts once all rows were answered: if a row was lost, its receipt would never
-    arrive.
+    """Wait for the receipts once all rows were answered: if a row was lost, its receipt would never arrive.
 
     Raises EngineDied, and EngineStuck if they do not arrive in time.
     """

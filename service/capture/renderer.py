@@ -175,9 +175,7 @@ class Renderers:
         self._of_jobs: dict[str, Renderer] = {}
 
     async def of(self, lease: UnitLease) -> Renderer:
-        """Return the renderer of a job, starting it if needed. Raises as `Renderer` does, and
-        StoreUnavailable.
-        """
+        """Return a job's renderer, starting it if needed. Raises as `Renderer` does, and StoreUnavailable."""
         self._of_jobs = {job_id: one for job_id, one in self._of_jobs.items() if not one.has_ended}
         if lease.job_id not in self._of_jobs:
             started = await asyncio.to_thread(self._start, lease)

@@ -8,8 +8,7 @@ from service.store import HOME, Store, UnitLease, storing
 
 
 def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease], host: int) -> str | None:
-    """Return what such jobs wait for if `QUARRY_SCRATCH_BYTES` are used; from half of that on, hasten
-    uploads.
+    """Return what such jobs wait for if `QUARRY_SCRATCH_BYTES` are used; from half that, hasten uploads.
 
     Units in flight count with their maximum size. Raises StoreUnavailable.
     """

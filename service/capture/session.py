@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def spec_for(lease: UnitLease, settings: Settings) -> EngineSpec:
-    """Return the engine spec that a job needs, from the current model. Raises as `EngineSlot.inspect`
-    does.
+    """Return the engine spec that a job needs, from the current model. Raises as `EngineSlot.inspect` does.
 
     The length is rounded up to a power of two, so that jobs can share an engine.
     """

@@ -1,5 +1,4 @@
-"""One attempt at one unit: from its plan, through the engine, to proven files and the commit that names
-them.
+"""One attempt at one unit: from its plan, through the engine, to proven files and the commit that names them.
 
 Runs on the worker's event loop; disk access and checks run in threads. Failures raise errors of
 `service.errors`; the next attempt, or the sweeper, removes the attempt's files.

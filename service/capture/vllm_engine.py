@@ -261,9 +261,7 @@ def _repetition(generate: Generate) -> RepetitionDetectionParams | None:
 
 
 def _answer(output: RequestOutput, *, witness: bool) -> Answer:
-    """Return the sampled tokens and the most likely tokens at the last position with their
-    log-probabilities.
-    """
+    """Return the sampled tokens, and the last position's most likely tokens with their log-probabilities."""
     completion = output.outputs[0]
     token_ids = tuple(completion.token_ids)
     ended = FINISHED_WELL[completion.finish_reason]

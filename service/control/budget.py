@@ -110,9 +110,7 @@ class Budget:
             raise QuotaExceeded(f"{limit} requests a minute are allowed", field="Authorization", cure=cure)
 
     def _bounds(self, what: Taken) -> tuple[int, int]:
-        """Return the limits of one owner and of all owners together; they leave connections free for other
-        uses.
-        """
+        """Return the limits of one owner and of all together; both leave connections for other uses."""
         settings, body = self._settings, self._settings.max_body_bytes
         return {
             Taken.REQUESTS: (max(2, self.connections // 16), self.connections // 4),

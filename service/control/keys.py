@@ -65,8 +65,7 @@ def issue(store: Store, settings: Settings, new: NewKey) -> IssuedKey:
 
 
 def authenticate(store: Store, settings: Settings, key: str | None) -> Caller:
-    """Return the caller who sends `key`. On loopback, before any keys exist, a caller without one is the
-    operator.
+    """Return the caller who sends `key`; without one, on loopback before any keys exist, the operator.
 
     Raises KeyRefused.
     """

@@ -47,9 +47,7 @@ class CheckedRequest:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSamples:
-    """Posted samples as stored in a spool: one line of JSON each; the id is the content's hash if none was
-    given.
-    """
+    """Posted samples as stored in a spool, a line of JSON each; ids not given are the content's hash."""
 
     number: int
     lines: bytes
@@ -119,9 +117,7 @@ def read_samples(raw: bytes) -> CheckedSamples:
 
 
 def read_weighed(read: Callable[[bytes], Read], raw: bytes, limit_bytes: int) -> tuple[int, Read | None]:
-    """Return a body's weight, and the result of `read` if the weight is within the limit. Raises as
-    `read`.
-    """
+    """Return a body's weight, and the result of `read` if the weight is in the limit. Raises as `read`."""
     weighed = weight(raw, limit_bytes)
     return weighed, read(raw) if weighed <= limit_bytes else None
 
@@ -178,8 +174,7 @@ def invalid(faults: Sequence[Fault]) -> RequestError:
 
 
 def dotted(fault: ErrorDetails, document: object) -> str | None:
-    """Return the path of `fault` in `document`, such as `source.samples.3.messages`, or None for the whole
-    document.
+    """Return the path of `fault` in `document`, such as `source.samples.3.messages`; None for all of it.
 
     Pydantic's own path also has the names of union branches, which are not in the document: only parts that
     exist in `document` are kept, and the name of a missing field.

@@ -80,8 +80,7 @@ def remove(store: Store, settings: Settings, which: schedules.Which) -> None:
 
 
 def run_now(store: Store, settings: Settings, which: schedules.Which) -> RunView:
-    """Make a job of a schedule independently of its slots; if a quota or key refuses it, that is the run's
-    outcome.
+    """Make a job of a schedule outside its slots; if a quota or key refuses it, that is the run's outcome.
 
     Raises NotFound, Conflict, DiskFull.
     """

@@ -67,9 +67,7 @@ def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> 
 
 
 def check_scratch(request: ExtractRequest, settings: Settings) -> None:
-    """Refuse shards so large that those in flight alone exceed `QUARRY_SCRATCH_BYTES`. Raises
-    OptionRefused.
-    """
+    """Refuse shards so large that those in flight alone exceed QUARRY_SCRATCH_BYTES. Raises OptionRefused."""
     if request.storage.stays or settings.scratch_bytes is None:
         return
     num_units = settings.units_in_flight + settings.units_in_proof

@@ -113,8 +113,7 @@ def _delivered(lease: WebhookLease, settings: Settings) -> int:
 
 
 async def _answer(lease: WebhookLease, settings: Settings) -> httpx2.Response:
-    """Send a report to one of the host's addresses, a different one at each attempt; return the answer's
-    head.
+    """Send a report to one of the host's addresses, another at each attempt; return the answer's head.
 
     Raises TimeoutError, HTTPError, OSError, ValueError, OptionRefused.
     """

@@ -1,5 +1,4 @@
-"""Computes the accepted length in serving from a drafter's predictions at each place of a row. Pure
-functions.
+"""Computes accepted lengths in serving from a drafter's predictions at each place of a row. Pure functions.
 
 Place t is the last position that the target has computed when the drafter runs: the drafter is fed token t +
 1 with the state of t, and its draft j predicts token t + 2 + j.
@@ -40,8 +39,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Drafts: draft d is in row `row_D`, at `position_D` in its answer; `accepted_DK` is the probability that
-    each of its tokens is accepted.
+    """Drafts: draft d is in row `row_D`, at `position_D` in its answer.
+
+    `accepted_DK` is the probability that each of its tokens is accepted.
     """
 
     row_D: NDArray[np.int64]
@@ -75,8 +75,7 @@ def step_rates(readings: Sequence[Reading]) -> Floats:
 
 
 def drafts_of(readings: Sequence[Reading], rates_K: Floats) -> Drafts:
-    """Return the drafts of rows: those that a server would make in the target's own answers, otherwise one at
-    every place.
+    """Return the rows' drafts: those a server would make in the target's own answers, else one per place.
 
     Drafts beyond the end of a row count with the rates `rates_K`: vLLM counts accepted tokens before it
     checks for the end.

@@ -31,9 +31,7 @@ BEGINS = (0, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Statistics of the rows. Shares are of supervised tokens, except `supervised`, which is of all
-    tokens.
-    """
+    """Statistics of the rows. Shares are of supervised tokens, but `supervised` is of all tokens."""
 
     rows: int
     tokens: int
@@ -57,9 +55,7 @@ class WorstRow:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything measured. `played` means that rows are the target's own answers, so `length` is what a
-    server gets.
-    """
+    """Everything measured. `played`: rows are the target's own answers, so `length` is what a server gets."""
 
     drafter: str
     dataset: str

@@ -1,5 +1,4 @@
-"""Loads a drafter's checkpoint into speculators' own model class: only safetensors, no code from the
-checkpoint.
+"""Loads a drafter's checkpoint into speculators' own model class: only safetensors, none of its code.
 
 Legend: T tokens, F fed features, K drafted tokens, R places, D draft vocabulary, V vocabulary, H hidden size.
 """
@@ -121,9 +120,7 @@ class Drafter:
         return list(logits_KTD)
 
     def targets(self, map_name: str) -> torch.Tensor:
-        """Return the target id of each draft id [D], by the checkpoint's own map or the variant
-        `map_name`.
-        """
+        """Return the target id of each draft id [D], by the checkpoint's map or the variant `map_name`."""
         plain_D = torch.arange(len(self.map_D))
         by_name = {
             "own": self.map_D,

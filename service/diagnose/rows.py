@@ -43,9 +43,7 @@ class Asked:
         return float((self.top_T[self.places_R] == self.fed_R).float().mean())
 
     def drafted_at(self, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the position whose state predicts each drafted token [K, R], and whether it is inside the
-        row.
-        """
+        """Return the position whose state predicts each drafted token [K, R], and if it is in the row."""
         of_KR = self.places_R + 1 + torch.arange(steps)[:, None]
         return of_KR, of_KR < self.row.num_tokens
 

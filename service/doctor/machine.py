@@ -30,9 +30,7 @@ PROBE_BYTES, PROBE_BLOCK_BYTES, PROBE_S = 2**28, 2**23, 5.0
 
 
 def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
-    """Check the number of cores: a worker keeps one busy, its engine core one, and each GPU one plus its
-    writers.
-    """
+    """Check the number of cores: a worker takes one, its engine core one, each GPU one plus its writers."""
     here = min(len(os.sched_getaffinity(0)), quota())
     workers = -(-num_gpus // settings.tensor_parallel_size)
     wanted = 2 * workers + (1 + CORES_A_GB_S * STATES_GB_S) * num_gpus

@@ -1,6 +1,4 @@
-"""`TRAIN.md`: the trainer's exact command, and what to know before running it. Every format has a
-template.
-"""
+"""`TRAIN.md`: the trainer's exact command, and what to know before running it. Each format has a template."""
 
 import shlex
 from pathlib import Path

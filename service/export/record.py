@@ -1,5 +1,4 @@
-"""`export.json`: records what is exported, so that an export can continue where it stopped and two are never
-mixed.
+"""`export.json`: records what is exported, so that an export can resume where it stopped and two never mix.
 
 Only one export at a time may write to a folder: two would rename each other's unfinished files.
 """

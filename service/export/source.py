@@ -13,9 +13,7 @@ from service.reader.errors import JobsDiffer
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows of complete jobs with the same kind of states. `layers` are the auxiliary layers to write,
-    ascending.
-    """
+    """Rows of complete jobs with the same kind of states. `layers`: auxiliary layers to write, ascending."""
 
     rows: QuarryDataset
     options: ExportOptions

@@ -35,9 +35,7 @@ class TargetFolder:
         return str(config_json(self.folder).get("model_type", ""))
 
     def embedding_and_head(self) -> tuple[torch.Tensor, HeadWeights]:
-        """Return the input embedding [V, H] and the output head, both float32. Raises EngineRefused,
-        OptionRefused.
-        """
+        """Return input embedding [V, H] and output head in float32. Raises EngineRefused, OptionRefused."""
         files = tensor_files(self.folder)
         names = [name for name in files if _EMBEDDING.fullmatch(name)]
         if len(names) != 1:

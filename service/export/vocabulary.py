@@ -32,9 +32,7 @@ def counts_of(rows: Iterable[Row]) -> dict[int, int]:
 def draft_vocabulary(
     source: Source, count: Callable[[Source], dict[int, int]] = token_counts
 ) -> dict[str, torch.Tensor]:
-    """Return the `vocabulary_map` that the options ask for, or an empty dict; `count` overrides the token
-    counts.
-    """
+    """Return the `vocabulary_map` the options ask for, or an empty dict; `count` overrides token counts."""
     size = source.options.draft_vocab
     if size is None:
         return {}

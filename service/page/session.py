@@ -1,5 +1,4 @@
-"""Identifies the viewer of a page: the holder of a key, by a cookie that is derived from the key but is not a
-key.
+"""Identifies a page's viewer: the holder of a key, by a cookie that is derived from the key but is no key.
 
 The cookie authorizes only the page's GETs. It names a key and is signed with the key's digest and a secret in
 the data folder, so that it expires with the key, and neither can the cookie be forged from the database nor
@@ -44,9 +43,7 @@ def begun(store: Store, settings: Settings, key: str) -> str:
 
 
 def session_caller(store: Store, settings: Settings, request: Request) -> Caller:
-    """Return the caller with the cookie, or without a valid one, the caller without a key. Raises
-    KeyRefused.
-    """
+    """Return the caller with the cookie; without a valid one, the caller without a key. Raises KeyRefused."""
     form = FORM.fullmatch(request.cookies.get(cookie_name(request), ""))
     if form is not None and int(form[2]) > time.time():
         found = active_key(store, settings, form[1])

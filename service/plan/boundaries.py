@@ -49,8 +49,7 @@ class TurnFinder:
         self._stand_in = _absent_from(self._whole)
 
     def span(self, turn: int) -> Span:
-        """Return the span `[start, end)` of characters in the rendering that the model writes in
-        `messages[turn]`.
+        """Return the characters `[start, end)` of the rendering that the model writes in `messages[turn]`.
 
         Raises UnstableBoundaries, RenderFailed, RenderTooLong.
         """
@@ -97,9 +96,7 @@ class TurnFinder:
         return len(before), end
 
     def _closings(self, turn: int) -> tuple[str, str, str]:
-        """Return what follows the stand-in as the last turn, and what follows and precedes it in its original
-        place.
-        """
+        """Return what follows the stand-in as the last turn, and what follows and precedes it in place."""
         messages = [*self._messages[:turn], {"role": "assistant", "content": self._stand_in}]
         _, closing = self._split(self._render(messages))
         before, after = self._split(self._render([*messages, *self._messages[turn + 1 :]]))

@@ -30,9 +30,7 @@ MERGED_RATIO = 4
 
 
 def content_hash(sample: Sample) -> bytes:
-    """Return the hash of a sample's content: blake2b over its canonical JSON. The algorithm must never
-    change.
-    """
+    """Return the hash of a sample's content, blake2b of its canonical JSON. The algorithm must not change."""
     content = sample.model_dump(mode="json", include=CONTENT, exclude_none=True)
     return hashlib.blake2b(canonical_json(content).encode(), digest_size=CONTENT_HASH_BYTES).digest()
 
@@ -105,8 +103,6 @@ def _mapped(file: Path | IO[bytes], mode: Literal["r", "r+"]) -> Hashes:
 
 
 def _holds(hashes: Hashes, hash_: bytes) -> bool:
-    """Search sorted hashes. The match is compared as bytes, since numpy strips trailing zero bytes of a
-    value.
-    """
+    """Search sorted hashes. The match is compared as bytes, since numpy strips a value's trailing zeros."""
     place = int(hashes.searchsorted(hash_))
     return hashes[place : place + 1].tobytes() == hash_

@@ -176,9 +176,7 @@ class _Plan:
         return texts
 
     def _check_tokens(self, texts: Sequence[str], ids: Sequence[npt.NDArray[np.int64]]) -> None:
-        """Raise NotInSegments unless each segment has the same tokens by itself as in the whole
-        conversation.
-        """
+        """Raise NotInSegments unless each segment has the same tokens alone as in the whole conversation."""
         for text in texts[1:]:
             if not any(text.startswith(mark) for mark in self._texts.marks):
                 raise NotInSegments("no added token follows an answer")

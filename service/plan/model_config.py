@@ -54,9 +54,7 @@ ROPES = TypeAdapter[dict[str, Any]](dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The values of `config.json`. `max_model_len` is derived as by the engine: prompt and answer
-    together.
-    """
+    """The values of `config.json`. `max_model_len` is derived as by the engine: prompt plus answer."""
 
     architectures: tuple[str, ...]
     num_layers: Count

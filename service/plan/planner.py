@@ -125,8 +125,7 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
 
 
 def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: Identity) -> Path | None:
-    """Return a file with the hashes that earlier runs of the job's schedule captured, or None if the job
-    takes all samples.
+    """Return a file of hashes that the schedule's earlier runs captured, None if the job takes all samples.
 
     It is written once, so that planning again skips the same samples. Raises SourceRefused if the schedule is
     gone, RecipeChanged, DiskFull, WriteFailed.

@@ -43,8 +43,7 @@ def waiting_bytes(spool: Path) -> int:
 def take(
     settings: Settings, spool: int, job_id: str, earlier: Mapping[str, bool], check: Callable[[], None]
 ) -> None:
-    """Take what waits for a job, and what the runs in `earlier` left; continues where a dead planner
-    stopped.
+    """Take what waits for a job, and what the runs in `earlier` left; continues where a dead planner stopped.
 
     A run that has written something (the mapping's value) keeps its files, and the job gets copies: if that
     run is deleted, its samples must be captured again. `check` is called before each file. Raises what
@@ -103,9 +102,7 @@ def remove_gone(store: Store, settings: Settings) -> None:
 
 
 def _pass_on(file: Path, taken: Path, kept: Path) -> None:
-    """Copy a file to `taken`, then move it to `kept`; after a sweep or a deletion the file is in the
-    spool.
-    """
+    """Copy a file to `taken`, then move it to `kept`; after a sweep or deletion the file is in the spool."""
     # The folder `taken` is not created if the job was deleted: files moved into it would be lost.
     temporary = taken / f"{file.name}.{secrets.token_hex(4)}.tmp"
     with suppress(FileNotFoundError):

@@ -115,9 +115,7 @@ class SampleTokenizer:
         return self.chat(messages, list(sample.tools or self._request.tools) or None, entry)
 
     def chat(self, messages: Messages, tools: Tools, entry: MixEntry | None) -> Conversation:
-        """Return messages with their template, compiled with the options of a `mix` entry. Raises
-        TemplateRefused.
-        """
+        """Return messages and template, compiled with a `mix` entry's options. Raises TemplateRefused."""
         template = self._template(self.options(entry), with_tools=tools is not None)
         return Conversation(template, messages, tools)
 
@@ -133,8 +131,7 @@ class SampleTokenizer:
         last_only: bool,
         ends: Sequence[int | None] | None = None,
     ) -> Tokenized:
-        """Return the tokens of a rendered conversation with its assistant turns, or only the last one,
-        supervised.
+        """Return a rendered conversation's tokens with its assistant turns, or only the last, supervised.
 
         If the target answered them, `ends` are the tokens with which it ended its answers, or None: a
         different mark after an answer is not supervised.
@@ -196,9 +193,7 @@ class SampleTokenizer:
         return spans
 
     def _checked(self, whole: Tokenized, entry: MixEntry | None) -> Tokenized:
-        """Apply the checks common to all samples: not empty, ids in range, not too long, enough
-        supervised.
-        """
+        """Apply the checks for all samples: not empty, ids in range, not too long, enough supervised."""
         ids, mask, limit_tokens = whole.ids, whole.mask, self.limit_tokens
         if len(ids) == 0:
             raise RejectedError(RejectReason.EMPTY, "the sample has no tokens")
@@ -266,8 +261,7 @@ def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:
 
 
 def _said(text: str, encoding: Encoding, span: Span, answer: Mapping[str, Any], end: int | None) -> slice:
-    """Return the tokens of a span that the target generated: its answer, and the mark with which it
-    ended it.
+    """Return the tokens of a span that the target generated: its answer, and the mark with which it ended it.
 
     What the template adds is excluded. If the answer's text is not in the span literally, return the whole
     span.
@@ -302,9 +296,7 @@ def _template_digest(template: str | Mapping[str, str] | None) -> str | None:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """Return the message as a template sees it in serving: `content` is always set, call arguments are an
-    object.
-    """
+    """Return the message as a template sees it in serving: `content` always set, call arguments an object."""
     seen = {"content": "", **message.for_template()}
     if message.reasoning_content:
         seen |= dict.fromkeys(THOUGHTS, message.reasoning_content)

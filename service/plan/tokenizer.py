@@ -98,9 +98,7 @@ class TextTokenizer:
         return ids[1:] if is_doubled and not text.startswith(2 * self.of_library.bos_token) else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_marks: bool = True) -> str:
-        """Return the text of an answer as a server would: without special tokens, unless `skip_marks` is
-        false.
-        """
+        """Return an answer's text as a server would: without special tokens, unless `skip_marks` is false."""
         text: str = self.of_library.decode(token_ids, skip_special_tokens=skip_marks)
         return text
 

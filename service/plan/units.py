@@ -175,8 +175,7 @@ def plan_units(
 
 
 def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
-    """Return a sample's id: 16 bytes of blake2b over its source id, int32 little-endian ids and uint8
-    mask.
+    """Return a sample's id: 16 bytes of blake2b over its source id, int32 little-endian ids and uint8 mask.
 
     If the target answers in several turns, the dialogue's document and segments follow.
     """

@@ -24,8 +24,7 @@ _SLICE_ELEMENTS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """For N states, the logit of the first of K tokens minus that of each of the K tokens; both are [N,
-    K].
+    """For N states, the logit of the first of K tokens minus that of each of the K tokens; both are [N, K].
 
     `sigma` is the standard deviation of the gaps due to rounding alone.
     """
@@ -79,8 +78,7 @@ class Head:
     def gaps(
         self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor, half_NH: torch.Tensor | None = None
     ) -> Gaps:
-        """Return the logit gaps of pre-norm states [N, H] for K tokens each, reading K rows of the head per
-        state.
+        """Return the logit gaps of pre-norm states [N, H] for K tokens each, reading K head rows per state.
 
         Differences of logits equal those of log-probabilities, so no sum over the vocabulary is needed.
         `half_NH` is how far each captured value may be from the stored one.

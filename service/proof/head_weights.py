@@ -82,8 +82,7 @@ class HeadWeights:
 
 
 def text_config(folder: Path) -> dict[str, Any]:
-    """Return the language model's part of `config.json`, with defaults filled in if transformers knows the
-    model.
+    """Return the language model's part of `config.json`, with defaults if transformers knows the model.
 
     Raises EngineRefused.
     """
@@ -116,9 +115,7 @@ def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
 
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> HeadWeights:
-    """Read the output head, or the embedding that it is tied to. Raises EngineRefused, naming what is
-    missing.
-    """
+    """Read the output head, or the embedding tied to it. Raises EngineRefused, naming what is missing."""
     files = tensor_files(folder)
     own = _find(files, _WRAPPERS + _HEADS + r"\.weight")
     embedding = _find(files, _WRAPPERS + r"(?:embeddings?\.)?" + _EMBEDDINGS + r"\.weight")

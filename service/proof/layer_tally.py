@@ -1,5 +1,4 @@
-"""Statistics of one layer's states, collected while `quarry verify` reads them: about 0.1 ms per row and
-layer.
+"""Statistics of one layer's states, collected as `quarry verify` reads them: about 0.1 ms per row and layer.
 
 Imports torch: import it lazily.
 
@@ -64,8 +63,7 @@ def flag_tokens(low_T: torch.Tensor, high_T: torch.Tensor) -> tuple[torch.Tensor
 
 @dataclass(slots=True)
 class LayerTally:
-    """The tally of one layer. `counts_PB` counts measured tokens by place in the row and root mean square
-    over H.
+    """The tally of one layer. `counts_PB` counts measured tokens by place in the row and RMS over H.
 
     The other numbers include every token.
     """
@@ -95,8 +93,7 @@ class LayerTally:
         return int(self.counts_PB.sum())
 
     def rms(self, shares: Sequence[float], place: int | None = None) -> list[float]:
-        """Return the quantiles of the root mean square for `shares` of the tokens, at one place or
-        overall.
+        """Return the quantiles of the root mean square for `shares` of the tokens, at one place or overall.
 
         0 stands for the first bin, infinity for the last; NaN if no token was measured.
         """

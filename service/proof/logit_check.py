@@ -134,9 +134,7 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReadin
 
 
 def _likely(witness: Witness, vocab_size: int) -> Witness:
-    """Return the witness's comparable tokens, most likely first; empty if the most likely is not
-    comparable.
-    """
+    """Return the witness's comparable tokens, most likely first; empty if the most likely one is not."""
     usable = [
         (token, logprob) for token, logprob in witness if math.isfinite(logprob) and 0 <= token < vocab_size
     ]

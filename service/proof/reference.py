@@ -1,5 +1,4 @@
-"""Reference states from a transformers forward pass on the CPU, in a process that holds one layer at a
-time.
+"""Reference states from a transformers forward pass on the CPU, in a process that holds one layer at a time.
 
 The model is built without weights and its own forward runs unchanged. Each decoder layer's tensors are read
 from the safetensors files before it runs and dropped afterwards. So the files are read once, in the memory of

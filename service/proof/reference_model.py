@@ -39,8 +39,7 @@ class Skeleton:
 
 
 def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
-    """Build the model of `folder` without reading its weights; only buffers that no checkpoint holds get
-    values.
+    """Build the model of `folder` without reading weights; only buffers that no checkpoint holds get values.
 
     Raises:
         EngineRefused: transformers has no class for it, its layers cannot be identified, or the CPU cannot
@@ -70,9 +69,7 @@ def read_config(folder: Path) -> transformers.PreTrainedConfig:
 
 
 def _step3p7(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a Step 3.7 config: Step 3.5 is its language model, with the same tensor names in the
-    checkpoint.
-    """
+    """Return a Step 3.7 config: Step 3.5 is its language model, with the same checkpoint tensor names."""
     ours = ("architectures", "auto_map", "model_type")
     text = {key: value for key, value in raw.items() if key not in ours and value is not None}
     return {

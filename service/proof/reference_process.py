@@ -75,9 +75,7 @@ class ReferencePass:
         skeleton.model.get_submodule(skeleton.final_norm).register_forward_hook(self._finish)
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[States]:
-        """Return, for each prompt, the states [T, H] of layers 0..N and POST_NORM. Raises what the model
-        raises.
-        """
+        """Return each prompt's states [T, H] of layers 0..N and POST_NORM. Raises what the model raises."""
         longest = max(prompts, key=len)
         batch_BT = torch.tensor([[*ids, *longest[len(ids) :]] for ids in prompts])
         self._states_BTH, self._batch_shape = {}, tuple(batch_BT.shape)

@@ -65,9 +65,7 @@ class WeightStream:
         return list(self._names)
 
     def load(self, part: str) -> None:
-        """Load the tensors of `part`. Raises ValueError, naming a tensor that is missing or does not
-        match.
-        """
+        """Load the tensors of `part`. Raises ValueError, naming a missing or mismatched tensor."""
         if part in self._held:
             return
         self._held.add(part)

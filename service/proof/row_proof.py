@@ -119,8 +119,7 @@ def _tokens(what: str, flags_T: torch.Tensor) -> str:
 
 
 def name_fault(light: LightRow) -> str | None:
-    """Return how a row's source id, planned tokens and mask contradict its sample id, which is their hash, or
-    None.
+    """Return how a row's source id, planned tokens and mask contradict its sample id, their hash, or None.
 
     The id was assigned before the target generated tokens, so only the prompt's tokens are checked against
     it.

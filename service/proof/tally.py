@@ -1,5 +1,4 @@
-"""What `quarry verify` counts and finds wrong while it reads a job's files, for its result and for
-reports.
+"""What `quarry verify` counts and finds wrong while it reads a job's files, for its result and for reports.
 
 Imports torch: import it lazily.
 
@@ -38,9 +37,7 @@ class Finding(Wire):
 
 
 class Few(Generic[Item]):
-    """The `limit` items whose names have the smallest hashes: effectively random, and independent of
-    order.
-    """
+    """The `limit` items whose names have the smallest hashes: effectively random, order-independent."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -68,8 +65,10 @@ class Sample:
 
 @dataclass(slots=True)
 class JobTally:
-    """The tally of one job. Over its rows, `sample_ids` and `lengths` count values, and `shares` is a
-    histogram of the supervised share in `SHARE_BINS` bins.
+    """The tally of one job.
+
+    Over its rows, `sample_ids` and `lengths` count values, and `shares` is a histogram of the supervised
+    share in `SHARE_BINS` bins.
 
     `findings` lists everything that is wrong. Only it and `sample_ids` grow with the data; the latter is
     cleared once the whole job is read.

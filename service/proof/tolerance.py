@@ -32,8 +32,7 @@ class NormedState:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Variances of quantities computed from `state`; a direction is a gradient [..., H] with respect to the
-    normed state.
+    """Variances of values computed from `state`; a direction is a gradient [..., H] w.r.t. the normed state.
 
     `roundoff` is the dtype's unit roundoff, `logit_roundings` is how often a logit is rounded to the dtype.
     """
@@ -66,9 +65,7 @@ class Tolerance:
         return in_dtype + in_float32
 
     def _of_storing(self, direction: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """Return the variance [...] that storing with errors up to `half` adds to a product with
-        `direction`.
-        """
+        """Return the variance [...] added to products with `direction` by storing errors up to `half`."""
         error = self._slope(direction) * half
         lost = self.state.stored == 0
         known = error.masked_fill(lost, 0.0).square().sum(dim=-1) / 3

@@ -1,5 +1,4 @@
-"""`quarry verify`: reads a finished dataset again, on disk or on the Hub, and reports everything wrong with
-it.
+"""`quarry verify`: reads a finished dataset again, on disk or on the Hub, and reports everything wrong in it.
 
 Imports torch: import it lazily. Nothing in the dataset is trusted, including paths.
 """

@@ -47,9 +47,7 @@ JOB_IN_PATH = re.compile(r"data/(j-[0-9a-f]{16})/\*\.parquet")
 
 
 def states_config(name: str) -> str:
-    """Return the name of the states' configuration for a `hub.config_name`. Raises OptionRefused
-    (`hub.config_name`).
-    """
+    """Return the states' configuration name for a `hub.config_name`. Raises OptionRefused (that field)."""
     if name == INDEX_CONFIG:
         cure = f"choose another name, such as {DEFAULT_STATES_CONFIG!r}"
         detail = f"{INDEX_CONFIG!r} is the light configuration of every dataset"

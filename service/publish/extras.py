@@ -1,6 +1,4 @@
-"""The dataset files that do not come from a unit: the counts of supervised tokens and the target's final
-norm.
-"""
+"""The dataset files that come from no unit: the counts of supervised tokens and the target's final norm."""
 
 from collections import Counter
 from pathlib import Path

@@ -33,9 +33,7 @@ def merge(
     table: bytes | None,
     manifests: Mapping[str, str],
 ) -> dict[str, bytes]:
-    """Return card and table with `job` added; `manifests` maps the path of each other manifest to its sha256
-    or git oid.
-    """
+    """Return card and table with `job` added; `manifests` maps other manifests' paths to sha256 or git id."""
 
     def refused(path: str, detail: str) -> OptionRefused:
         cure = f"name another repository, or bring {path} back as the last push of a job left it"

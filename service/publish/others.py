@@ -33,8 +33,7 @@ class OtherJobs:
         """By revision; each revision is read once."""
 
     def merged(self, job: Job, norm: FileEntry, revision: str) -> dict[str, bytes]:
-        """Return the card and table of the jobs at `revision` and this job, by path; empty if it is still
-        being captured.
+        """Return card and table of this job and those at `revision`, by path; empty while it is in capture.
 
         `norm` is the target's final norm. Raises OptionRefused if the jobs do not mix.
         """

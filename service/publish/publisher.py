@@ -56,8 +56,7 @@ run_local_publishing = partial(run_publishing, unpushed=True)
 
 
 def publish_folder(folder: Path, hub: HubTarget, settings: Settings, patience: Patience | None = None) -> str:
-    """Push every job of a complete dataset folder; return the last commit. Files already there are not sent
-    again.
+    """Push every job of a complete dataset folder; return the last commit. Files already there are skipped.
 
     Raises DatasetBroken if there is no manifest, and what `JobPush` raises.
     """

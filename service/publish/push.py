@@ -1,5 +1,4 @@
-"""Pushes one finished job from a dataset folder to its repository, so that consumers never see a
-partial job.
+"""Pushes one finished job from a dataset folder to its repository, so that consumers never see a partial job.
 
 Large files are uploaded first; then commits of up to 100 files are made, of which only the last has the
 manifest, the card and the table of jobs. The repository is read before every commit, and so also after a
@@ -129,9 +128,7 @@ class JobPush:
         self._others.refuse_another_run(self._manifest.shards, revision, self._own)
 
     def _stale(self, revision: str) -> list[str]:
-        """Return the Parquet files at `revision` that match the card's globs for the job but do not belong to
-        it.
-        """
+        """Return the Parquet files at `revision` that match the card's globs for the job but are not its."""
         named = {entry.path for entry in self._files}
         paths = [
             file.path for folder in job_folders(self._job_id) for file in self._hub.files(folder, revision)

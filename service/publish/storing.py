@@ -1,5 +1,4 @@
-"""Stores captured units in their job's repository early, so that little is left to send after the last
-unit.
+"""Stores captured units in their job's repository early, so that little is left to send after the last unit.
 
 No manifest or card lists them before publishing, which verifies every file at its end. Shards that are not
 kept here are removed once the repository has them.
@@ -107,9 +106,7 @@ def _store(
 
 
 def _take_turn(store: Store, lease: StoreLease, repo_id: str, check: Callable[[], None]) -> None:
-    """Wait until the job may commit to its repository. Raises HubLimited if the Hub's rate limit is
-    longer.
-    """
+    """Wait until a job may commit to its repository. Raises HubLimited if the Hub's rate limit is longer."""
     while wait_s := store.write(storing.take_turn, lease):
         if wait_s > storing.APART.total_seconds():
             limited = HubLimited(f"{repo_id} takes no commit for {wait_s:.0f} s")

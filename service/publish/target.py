@@ -10,9 +10,7 @@ CONFIG_CHARS = 55
 
 
 def target_of(store: Store, job_id: str, identity: Identity, hub: HubTarget) -> HubTarget:
-    """Return where a job is pushed to; after a schedule changes its recipe, the new one has its own
-    configuration.
-    """
+    """Return where a job is pushed to; a schedule's new recipe has a configuration of its own."""
     recipe = identity.recipe_sha256()
     if store.read(captured_samples.first_recipe, job_id) in {None, recipe}:
         return hub

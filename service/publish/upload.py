@@ -75,8 +75,7 @@ class Uploads:
         self._additions.clear()  # the client commits each operation only once
 
     def read_back(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> set[str]:
-        """Compare files at `revision` with the sealed ones: small files by git's hash, large (LFS) files by
-        sha256.
+        """Compare files at `revision` with the sealed ones: small files by git hash, large (LFS) by sha256.
 
         Return the paths of the large ones. Raises HubUnavailable.
         """

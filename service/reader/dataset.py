@@ -106,9 +106,7 @@ class QuarryDataset(Rows):
         return ids
 
     def labels(self, name: str) -> list[str | None]:
-        """Return a label of every row, None where it has none. Raises ReaderError if an index lacks the
-        label.
-        """
+        """Return a label of every row, None if it has none. Raises ReaderError if an index lacks it."""
         return read_labels(self._files, self._indexes, name)
 
     def supervised_counts(self) -> dict[int, int]:

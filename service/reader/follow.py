@@ -162,9 +162,7 @@ class QuarryFollower(IterableDataset[Any]):
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
-        """Let the next iteration continue from a worker's state. Raises ReaderError if it is not of
-        this job.
-        """
+        """Let the next iteration continue from a worker's state. Raises ReaderError if of another job."""
         if state.keys() != self._state.keys():
             raise ReaderError(f"no state of a follower: it has {', '.join(sorted(state)) or 'nothing'}")
         for name in ("job", "order"):
@@ -173,8 +171,7 @@ class QuarryFollower(IterableDataset[Any]):
         self._epoch, self._loaded, self._state = state["epoch"], dict(state), dict(state)
 
     def acknowledge(self, consumer: str, states: Iterable[State] = (), expires_s: int | None = None) -> None:
-        """Let the service remove the units of a job with `retention: consumed` that no state needs any
-        more.
+        """Let the service remove the units of a job with `retention: consumed` that no state needs any more.
 
         Args:
             consumer: a name for all ranks and workers together: lower-case letters, digits, `.`, `_`, `-`.

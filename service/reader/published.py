@@ -26,9 +26,7 @@ T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], patience_s: float) -> T:
-    """Return the result of `ask`, retrying while the Hub is unavailable. Raises HubUnavailable after
-    `patience_s`.
-    """
+    """Return `ask()`, retried while the Hub is unavailable. Raises HubUnavailable after `patience_s`."""
     until_s = time.monotonic() + patience_s
     while True:
         try:
@@ -52,8 +50,7 @@ class PublishedJob:
         self.name = f"job {job_id} of {dataset}"
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
-        """Return the first unit with a number above `after`; none if the job is not published within
-        `wait_s`.
+        """Return the first unit numbered above `after`; none if the job is not published within `wait_s`.
 
         Raises ReaderError if the manifest stays faulty for `patience_s`; OptionRefused, HubUnavailable.
         """

@@ -20,9 +20,7 @@ _NORM_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What all rows have in common. `layer_ids` are vLLM's, ascending; `dtype` is the dtype of states as
-    read.
-    """
+    """What all rows have in common. `layer_ids` are vLLM's, ascending; `dtype` is that of states as read."""
 
     model: str
     revision: str
@@ -80,9 +78,7 @@ class Row:
         return self.layer(self.num_layers)
 
     def last_normed(self) -> torch.Tensor:
-        """Return the last layer's states after the final norm, the input of the target's head. Raises
-        ReaderError.
-        """
+        """Return the last layer's states after the final norm, the head's input. Raises ReaderError."""
         return self.normed(self.last(), in_place=True)
 
     def normed(self, states_TH: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:

@@ -73,9 +73,7 @@ class ServedJob:
         self._ask(self._quarry.acknowledge, self._id, consumer, after, expires_s=expires_s)
 
     def _ask(self, method: Callable[P, Answer], *arguments: P.args, **options: P.kwargs) -> Answer:
-        """Call `method`, retrying while the service does not answer, and return the answer. Raises
-        ReaderError.
-        """
+        """Return the answer of `method`, retried while the service does not answer. Raises ReaderError."""
         asked_s = time.monotonic()
         while True:
             try:

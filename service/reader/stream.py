@@ -71,8 +71,9 @@ class QuarryStream(IterableDataset[Any]):
         self._jobs_sha256 = canonical_sha256(manifests)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch `epoch`, in a different order with nothing skipped; a loader's workers begin it with
-        their next iteration.
+        """Begin epoch `epoch`, in a different order with nothing skipped.
+
+        A loader's workers begin it with their next iteration.
 
         If `start` or a loaded state is within that epoch, it continues there.
         """

@@ -52,9 +52,7 @@ class _OfLastLayer:
 
 
 class _OfAuxiliaryLayers:
-    """A view that needs the last layer and the auxiliary layers in `layers`, or at least one if that is
-    None.
-    """
+    """A view that needs the last layer and the auxiliary layers in `layers`, or at least one if None."""
 
     __slots__ = ()
     layers: tuple[int, ...] | None
@@ -94,8 +92,7 @@ class Eagle(_OfLastLayer):
 
 @dataclass(frozen=True, slots=True)
 class Eagle3(_OfAuxiliaryLayers):
-    """EAGLE-3: the states are auxiliary layers, concatenated in ascending order: `hidden_states` is [R, A *
-    H].
+    """EAGLE-3: states are auxiliary layers, concatenated in ascending order: `hidden_states` is [R, A * H].
 
     `layers` lists their ids; if None, all captured layers below the last are used.
     """
@@ -203,9 +200,7 @@ def _steps(row: Row, num_steps: int) -> Tensors:
 
 
 def _apart(normed_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the fed and the predicted states, [R, H] each; they do not share memory, so noise may be
-    added.
-    """
+    """Return the fed and the predicted states, [R, H] each; they share no memory, so noise may be added."""
     return normed_TH[:-1].clone(), normed_TH[1:]
 
 

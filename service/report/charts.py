@@ -1,5 +1,4 @@
-"""The charts of one job: the magnitude of its states, agreement with the model, and statistics of its
-rows.
+"""The charts of one job: the magnitude of its states, agreement with the model, and statistics of its rows.
 
 Captions are in `page.html`. Legend: P places in a row, B bins.
 """
@@ -73,9 +72,7 @@ def _edges(layers: Layers) -> list[tuple[int, float]]:
 def _hill(
     chart: Chart, layer: LayerTally, edges: Sequence[tuple[int, float]], base: float, height: float
 ) -> None:
-    """Draw one histogram of height `height`; a bar's area is proportional to its tokens, but it is at least a
-    hairline high.
-    """
+    """Draw a histogram of height `height`; a bar's area is proportional to tokens, at least a hairline."""
     counts_B = layer.counts_PB.sum(axis=0)
     bars = []
     for (begin, low), (end, high) in pairwise(edges):
@@ -125,9 +122,7 @@ def growth(layers: Layers) -> Chart:
 
 
 def places(layers: Layers) -> Chart:
-    """Return a chart of the median root mean square by place in the row, with a line for some of the
-    layers.
-    """
+    """Return a chart of the median root mean square by place in the row, with a line for some layers."""
     medians = {k: _by_place(layer) for k, layer in layers.items()}
     used = max((place for values in medians.values() for place in values), default=0)
     steps = np.linspace(0, len(layers) - 1, min(len(layers), _MAX_LINES)).round().astype(int)
@@ -247,9 +242,7 @@ def shares(tally: JobTally) -> Chart:
 
 
 def _histogram(counts: Sequence[int], width: int, unit: str, first: int = 0) -> Chart:
-    """Return a chart with a bar for each of `counts`, `width` units wide; `first` is the smallest possible
-    value.
-    """
+    """Return a chart with a bar for each of `counts`, `width` wide; `first` is the least possible value."""
     x = Axis(0, width * len(counts), 44, WIDTH - 12, whole=True)
     y = Axis(0, max(*counts, 1) * 1.05, 190, TOP, whole=True)
     chart = Chart(222, x, y)

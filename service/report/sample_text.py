@@ -39,8 +39,7 @@ class Token:
 
 
 def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
-    """Return a function that decodes ids with the tokenizer in `folder`, and its size; or why it cannot be
-    loaded.
+    """Return a function that decodes ids with the tokenizer in `folder`, and its size; or why loading fails.
 
     Code that comes with a model is never run.
     """

@@ -1,6 +1,4 @@
-"""Canary reports, one per combination of model, layers and engine, so that a passed canary is not run
-again.
-"""
+"""Canary reports, one per combination of model, layers and engine, so that a passed canary is not rerun."""
 
 from sqlalchemy import select
 

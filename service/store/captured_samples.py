@@ -22,8 +22,7 @@ from service.store.values import TaskKind, TaskState
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """A schedule's other runs: `last` is the latest job that has written, `identity` the identity of its
-    dataset.
+    """A schedule's other runs: `last` is the latest job that has written, `identity` its dataset's identity.
 
     `jobs` have written with the given recipe. `last` and `identity` are None if no run has written.
     """

@@ -116,9 +116,7 @@ def of_attempt(tx: Transaction, attempt_id: AttemptId) -> UnitFiles | None:
 
 
 def waiting(tx: Transaction, job_id: str, host: int, max_files: int) -> list[UnitFiles]:
-    """Return the lowest committed, unstored units of a host: at least one, as long as `max_files` is not
-    exceeded.
-    """
+    """Return a host's lowest committed, unstored units: at least one, within `max_files` otherwise."""
     mine = and_(UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored)
     lowest = select(*OF_FILES).where(mine).order_by(UNIT_COMMIT.c.unit).limit(max_files)
     units: list[UnitFiles] = []
@@ -264,8 +262,7 @@ def _check_identity(job: LockedJob, provenance: Provenance) -> None:
 
 
 def _keep_final_norm(tx: Transaction, job: LockedJob, content: bytes) -> None:
-    """Keep the final norm of the first unit, so that a later change of the model cannot change the
-    dataset.
+    """Keep the final norm of the first unit, so that a later change of the model cannot change the dataset.
 
     Raises IdentityChanged.
     """

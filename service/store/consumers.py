@@ -16,8 +16,7 @@ MAX_CONSUMERS = 64
 
 
 def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
-    """Record that a consumer, new or known, has all units up to a place; return the paths of shards to
-    remove.
+    """Record that a consumer, new or known, has all units up to a place; return paths of shards to remove.
 
     A consumer is forgotten if it is silent for `expires_s`. Its place never moves back.
 
@@ -94,9 +93,7 @@ def _silent(tx: Transaction, job_id: str) -> tuple[ColumnElement[bool], ColumnEl
 
 
 def _let_go(tx: Transaction, job: LockedJob) -> list[str]:
-    """Mark as stored the units that all consumers have, if there are any consumers; return their shards'
-    paths.
-    """
+    """Mark as stored the units that all consumers, if there are any, have; return their shards' paths."""
     least = select(func.min(CONSUMER.c.place)).where(CONSUMER.c.job_id == job.id).scalar_subquery()
     had = select(UNIT.c.unit).where(UNIT.c.job_id == job.id, UNIT.c.place <= least)
     mine: ColumnElement[bool] = (UNIT_COMMIT.c.job_id == job.id) & ~UNIT_COMMIT.c.is_stored

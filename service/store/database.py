@@ -92,16 +92,14 @@ class Transaction:
 
 
 class Store:
-    """The database that all processes share. Threads may share a store; a forked process must make its
-    own.
+    """The database that all processes share. Threads may share a store; a forked process must make its own.
 
     A verb is a function of this package that takes the transaction as its first argument:
     `store.write(jobs.cancel, job_id)`. Any verb may raise StoreUnavailable, and DiskFull if it writes.
     """
 
     def __init__(self, url: str, clock: str | None = None, *, read_only: bool = False) -> None:
-        """Prepare connections to an SQLAlchemy URL without opening any; `clock` is SQL for the database's
-        time.
+        """Prepare connections to an SQLAlchemy URL without opening any; `clock` is SQL for its time.
 
         A `read_only` store leaves no trace: it creates no folder and no file. Raises OptionRefused.
         """
@@ -220,9 +218,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn the driver's errors about the database itself into the service's errors; other errors pass
-    through.
-    """
+    """Turn driver errors about the database itself into the service's errors; others pass through."""
     try:
         yield
     except DBAPIError as error:

@@ -234,9 +234,7 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
 
 
 def note(tx: Transaction, job_id: str, problem: Problem) -> None:
-    """Record a problem beside the job's own work as an event, unless a recent event has it. Raises
-    NotFound.
-    """
+    """Record a problem outside the job's own work as an event, if no recent one has it. Raises NotFound."""
     locked = lock_job(tx, job_id)
     recent = events(tx, job_id, after=locked.last_event - RECENT_EVENTS)
     if problem not in (event.problem for event in recent):
@@ -244,9 +242,7 @@ def note(tx: Transaction, job_id: str, problem: Problem) -> None:
 
 
 def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:
-    """Return the number of jobs in every state, without jobs to capture that `worker` cannot take at
-    present.
-    """
+    """Return the number of jobs in every state, without jobs to capture that `worker` cannot take now."""
     query = select(JOB.c.state, func.count()).group_by(JOB.c.state)
     if worker is not None:
         query = query.where(~workers.left_by(tx, worker) | JOB.c.state.not_in(TO_CAPTURE))
@@ -255,9 +251,7 @@ def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:
 
 
 def num_events(tx: Transaction, owner: str | None = None) -> tuple[int, int]:
-    """Return how many events the jobs of `owner`, or of all owners, have had, and the number of those
-    jobs.
-    """
+    """Return how many events the jobs of `owner`, or of all owners, have had, and how many jobs these are."""
     query = select(func.coalesce(func.sum(JOB.c.last_event), 0), func.count())
     events, number = tx.connection.execute(query.where(JOB.c.owner == owner) if owner else query).one()
     return int(events), number

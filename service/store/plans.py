@@ -1,6 +1,4 @@
-"""Planning: one planner per job fixes its identity and adds its units, each with the rejects planned
-with it.
-"""
+"""Planning: one planner per job fixes its identity and adds its units with the rejects planned with each."""
 
 import hashlib
 from collections.abc import Sequence

@@ -71,8 +71,9 @@ def last_good_at(tx: Transaction, schedule: int) -> datetime | None:
 
 
 def _forget_old(tx: Transaction, schedule: int) -> None:
-    """Delete runs older than the newest `RUNS_KEPT`, except those whose job or captured samples still exist,
-    and the last good one.
+    """Delete runs older than the newest `RUNS_KEPT`.
+
+    Keeps those whose job or captured samples still exist, and the last good one.
     """
     mine = RUN.c.schedule == schedule
     newest = select(RUN.c.slot).where(mine).order_by(RUN.c.slot.desc()).offset(RUNS_KEPT).limit(1)

@@ -1,6 +1,4 @@
-"""The tables of schedules: their rules, the outcome of each slot, and the samples that their runs
-captured.
-"""
+"""The tables of schedules: their rules, the outcome of each slot, and the samples their runs captured."""
 
 from sqlalchemy import (
     BigInteger,

@@ -230,8 +230,7 @@ def page(
 
 
 def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
-    """Return each schedule's name, the time of its last completed job (or of its creation), and whether it is
-    failing.
+    """Return each schedule's name, when its last job completed (or it was created), and whether it fails.
 
     Future slots are not computed, which would take longer than everything else.
     """
@@ -278,9 +277,7 @@ def _lock(tx: Transaction, which: Which) -> _Schedule:
 
 
 def _has_running_job(tx: Transaction, schedule: _Schedule) -> bool:
-    """Return whether the last job has not ended; it is locked, so nobody can resume it in this
-    transaction.
-    """
+    """Return whether the last job has not ended; it is locked, so nobody can resume it meanwhile."""
     if schedule.last_job is not None:
         with suppress(NotFound):  # it was deleted
             return lock_job(tx, schedule.last_job).state not in ENDED_JOB_STATES
@@ -292,8 +289,7 @@ def _update(tx: Transaction, number: int, **values: object) -> None:
 
 
 def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
-    """Make the job of a slot; cancel the previous job if it has not ended, and publish what it has
-    written.
+    """Make the job of a slot; cancel the previous job if it has not ended, and publish what it has written.
 
     If the job is refused, that is the slot's outcome, and the previous job continues.
     """

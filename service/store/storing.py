@@ -26,9 +26,7 @@ an hour.
 
 
 def add(tx: Transaction, job: LockedJob, host: int) -> None:
-    """Schedule the storing of what a host captured of a locked job: soon if it fills a commit, otherwise
-    later.
-    """
+    """Schedule storing what a host captured of a locked job: soon if it fills a commit, otherwise later."""
     mine = _task(job, host)
     soon, late = tx.now + APART, tx.now + LATEST
     state = tx.connection.scalar(select(TASK.c.state).where(mine))
@@ -74,8 +72,7 @@ def _leaving(host: int) -> Select[tuple[str]]:
 
 
 def end_when_captured(tx: Transaction, job: LockedJob) -> None:
-    """Add the publishing of a locked job once all units are done; it also stores what is in the data
-    folder.
+    """Add the publishing of a locked job once all units are done; it also stores what is in the data folder.
 
     What other hosts have must be stored first; that becomes due now.
     """
@@ -110,9 +107,7 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> StoreLease:
 
 
 def take_turn(tx: Transaction, lease: StoreLease) -> float:
-    """Claim the next commit to the job's repository: return 0, or the seconds to wait first. Raises
-    LeaseLost.
-    """
+    """Claim the next commit to the job's repository: return 0, or seconds to wait first. Raises LeaseLost."""
     job, _ = tasks.held(tx, lease)
     next_one = {"until": tx.now + APART}
     claim = tx.insert(PAUSE).values(subject=job.publish_subject, **next_one)
@@ -125,8 +120,7 @@ def take_turn(tx: Transaction, lease: StoreLease) -> float:
 
 
 def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
-    """Record that the repository holds these units of a host, and end the lease; other units wait for the
-    next commit.
+    """Record that the repository holds these units of a host; end the lease; others wait for the next commit.
 
     Raises LeaseLost.
     """

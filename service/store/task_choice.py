@@ -55,8 +55,7 @@ ANY = Choice()
 def jobs_with_work(
     clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool, outranks: bool
 ) -> Select[Any]:
-    """Select the id of the next job with a free task; `prefer_job` is a bound parameter, and for units
-    `by_owner`.
+    """Select the id of the next job with a free task; binds `prefer_job`, and for units also `by_owner`.
 
     With `outranks`, its priority must be higher than that of the job bound as `outranking`.
 

@@ -66,8 +66,7 @@ def lease(
     ttl_s: float,
     choice: Choice = ANY,
 ) -> AnyLease | None:
-    """Try one job after another, each in its own transaction, until one has a free task; `grant` makes the
-    lease.
+    """Try job after job, each in its own transaction, until one has a free task; `grant` makes the lease.
 
     On the way, a job is blocked if too many owners died while holding the task to be leased.
     """
@@ -91,9 +90,7 @@ def _block(tx: Transaction, job_id: str, problem: Problem) -> None:
 
 
 def _next_job(tx: Transaction, kind: TaskKind, owner: str, choice: Choice = ANY) -> str | None:
-    """Return the next job: the preferred one if none has a higher priority, else the oldest of the
-    highest.
-    """
+    """Return the next job: the preferred one if none has higher priority, else the oldest of the highest."""
     query = jobs_with_work(tx.clock, kind, choice.spares_lone, choice.outranking is not None)
     job_id: str | None = tx.connection.scalar(query, asdict(choice) | {"by_owner": owner})
     return job_id
@@ -222,8 +219,9 @@ def pause(tx: Transaction, subject: str, wait: timedelta) -> None:
 
 
 def release_owner(tx: Transaction, owner: str) -> None:
-    """Release all tasks of an owner that is ending, so that nobody waits for them; they count neither as
-    failures nor as deaths.
+    """Release all tasks of an owner that is ending, so that nobody waits for them.
+
+    They count neither as failures nor as deaths.
     """
     check_write(tx)
     mine = update(TASK).where(TASK.c.owner == owner, TASK.c.state == TaskState.LEASED)

@@ -1,5 +1,4 @@
-"""Every change of a job and of its tasks: locked first, checked against the legal moves, recorded as an
-event.
+"""Every change of a job and of its tasks: locked first, checked against legal moves, recorded as an event.
 
 A job's row is the only lock for everything that belongs to the job, so that its counters are exact and its
 events are numbered in the order in which they become visible: a listener that asks for events after n never

@@ -126,9 +126,7 @@ class JobRow:
 
 
 class LoneDeaths(Wire):
-    """Engines died on a unit that ran alone; `sound` lists the workers whose engines had captured another
-    unit.
-    """
+    """Engines died on a unit that ran alone; `sound` lists workers whose engines had captured another one."""
 
     sound: tuple[str, ...] = ()
 
@@ -224,8 +222,7 @@ class UnitLease(Lease):
 
 @dataclass(frozen=True, slots=True)
 class UnitRow:
-    """A unit as stored: `epoch` is of the last lease, 0 before the first; `problem` is of the last failed
-    attempt.
+    """A unit as stored: `epoch` is the last lease's, 0 before the first; `problem` the last failed attempt's.
 
     `attempts` counts those that reported how they ended, and a running one; `deaths` counts workers that died
     holding the unit.

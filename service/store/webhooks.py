@@ -46,8 +46,7 @@ def delivered(tx: Transaction, lease: WebhookLease, status: int) -> None:
 
 
 def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem, wait_s: float = 0.0) -> None:
-    """Let a report that was not accepted wait for its next attempt; give up after the last. Raises
-    LeaseLost.
+    """Let a report that was not accepted wait for its next attempt; give up after the last. Raises LeaseLost.
 
     All of the owner's reports to this host wait for at least `wait_s`, so that those to other hosts can
     proceed.

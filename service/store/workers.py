@@ -97,9 +97,7 @@ def present(tx: Transaction, *, at_home: bool = False) -> set[str]:
 
 
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
-    """Return the models on which the engines of present workers die; with `resting`, only those they rest
-    from.
-    """
+    """Return the models on which present workers' engines die; with `resting`, only those they rest from."""
     host = func.coalesce(HOST.c.name, ""), func.coalesce(HOST.c.id, "")
     columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:])]
     which = _rests(tx) if resting else true()
@@ -118,9 +116,7 @@ def _rests(tx: Transaction) -> ColumnElement[bool]:
 
 
 def left_by(tx: Transaction, owner: str) -> ColumnElement[bool]:
-    """Return SQL for whether a worker rests from a job's model, or is on a host where the job is not
-    captured.
-    """
+    """Return SQL for whether a worker rests from a job's model, or its host does not capture the job."""
     mine = SICKNESS.c.owner == owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
     away = exists().where(WORKER.c.owner == owner, WORKER.c.host != HOME)
     return or_(exists().where(*mine, _rests(tx)), and_(JOB.c.publish_subject == JOB.c.id, away))
@@ -164,8 +160,7 @@ def places(tx: Transaction) -> Waits:
 def engine_died(
     tx: Transaction, lease: UnitLease, error: EngineDied, rest_s: float, *, alone: bool, sound: bool
 ) -> list[Sickness]:
-    """Count a death of the worker's engine, and give the unit back without counting an attempt. Raises
-    LeaseLost.
+    """Count a death of the worker's engine; give the unit back without counting an attempt. Raises LeaseLost.
 
     `alone`: the unit ran alone; if it is at fault, it fails with a problem that names it. `sound`: the engine
     had captured another unit. Return the sicknesses whose jobs must be blocked because no worker is left that
@@ -223,8 +218,7 @@ def try_again(tx: Transaction, job_id: str) -> None:
 
 
 def is_at_fault(sound: Collection[str], *, is_only_worker: bool) -> bool:
-    """Return whether a unit is at fault for the deaths of engines that ran it alone, each after another
-    unit.
+    """Return whether a unit is at fault for the deaths of engines that ran it alone, each after another unit.
 
     `sound` lists their workers: two different ones, or the only worker twice, are enough. A unit's first
     death alone never counts, since the engine before it had died, too.

@@ -104,8 +104,7 @@ class TrainerRow:
 
 
 class LiveLoader:
-    """Packed batches of one rank, until no rank has another; a rank without one gets an empty batch
-    meanwhile.
+    """Packed batches of one rank, until no rank has another; ranks without one get an empty batch meanwhile.
 
     It runs in the trainer's own process, since a follower's state belongs to the process that iterates it,
     and each batch needs its state. A batch is made from whole rows by speculators' collator; each tensor is

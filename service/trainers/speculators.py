@@ -52,8 +52,9 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
     """
 
     def __init__(self, files: Files, shards: Sequence[ShardEntry], ids: Path, options: ExportOptions) -> None:
-        """Store the arguments; nothing is opened yet. `ids` is the folder of the Arrow dataset; `shards` are
-        all shards with its rows.
+        """Store the arguments; nothing is opened yet.
+
+        `ids` is the folder of the Arrow dataset; `shards` are all shards with its rows.
         """
         self._files, self._shards, self._ids, self._options = files, shards, ids, options
         self._rows: Rows | None = None
@@ -174,9 +175,7 @@ def train(
 
 
 def _given(arguments: Sequence[str]) -> set[str]:
-    """Return the names of the arguments that the user gives, including those in `--config`. Raises
-    SystemExit.
-    """
+    """Return the names of the arguments the user gives, including those in `--config`. Raises SystemExit."""
     from speculators.train.config.resolution import build_parser
 
     parsed = vars(build_parser().parse_args(arguments))

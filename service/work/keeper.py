@@ -39,9 +39,7 @@ class Kept:
         self._keeper, self._on_lost, self._stopped = keeper, on_lost, stopped
 
     def check(self) -> None:
-        """Raise LeaseLost if another owner has the task or its job was stopped; Stopped if this process is
-        stopping.
-        """
+        """Raise LeaseLost if another owner has the task or its job was stopped; Stopped if we must stop."""
         if self.lost:
             raise LeaseLost(
                 f"{self.lease.owner} no longer holds the {self.lease.kind} of {self.lease.job_id}"
@@ -78,9 +76,7 @@ class Keeper:
     """
 
     def __init__(self, store: Store, ttl_s: float) -> None:
-        """Extend through `store`, which should not be the one whose connections the leases' work may
-        exhaust.
-        """
+        """Extend through `store`, which should not be one whose connections the leases' work may exhaust."""
         self._store, self.ttl_s = store, ttl_s
         self._kept: set[Kept] = set()
         self._lock = threading.Lock()

@@ -88,8 +88,7 @@ def _shares(cores: frozenset[int], number: int) -> list[frozenset[int] | None]:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or all that nvidia-smi
-    lists.
+    """Return the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists.
 
     Raises OptionRefused: for `workers` if nvidia-smi fails; for CUDA_VISIBLE_DEVICES if it names a GPU twice,
     or uses numbers that CUDA counts in a different order.

@@ -92,8 +92,7 @@ def attempt(what: str, **named: object) -> Iterator[End]:
 
 @contextmanager
 def one_of_many(what: str, store: Store, job_id: str) -> Iterator[None]:
-    """Do for one job what is repeated for many; an error becomes an event of the job, and the next round
-    retries.
+    """Do for one job what is repeated for many; an error becomes an event of the job; the next round retries.
 
     Raises StoreUnavailable and DiskFull, since it then cannot be done for any job.
     """

@@ -1,6 +1,4 @@
-"""Keeps worker processes running: restarts one that dies, gives up eventually, and stops workers
-gracefully.
-"""
+"""Keeps worker processes running: restarts one that dies, gives up in the end, stops workers gracefully."""
 
 import logging
 import threading
@@ -57,8 +55,7 @@ class Supervisor(threading.Thread):
         on_giving_up: Callable[[], bool | None] = lambda: None,
         placement: Placement = EVERYWHERE,
     ) -> None:
-        """Prepare. Each worker reads `settings_json`, and may drain for `stop_grace_s` before it is
-        killed.
+        """Prepare. Each worker reads `settings_json`, and may drain for `stop_grace_s` before it is killed.
 
         Its output goes to `output`. `code` is the exit code of the last worker that ended.
         """
@@ -129,9 +126,7 @@ class NodeSupervisor:
         last_codes: frozenset[int] = frozenset(),
         on_giving_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare. `arguments` are options of `quarry worker`. `on_giving_up` is called in a supervisor's
-        thread.
-        """
+        """Prepare. `arguments` are options of `quarry worker`; a supervisor's thread calls `on_giving_up`."""
 
         def given_up() -> bool:
             if self.gave_up:

@@ -113,8 +113,7 @@ class TaskLoop:
         return spawn.Process(target=_run_in_process, args=place, name=name, daemon=True)
 
     def release(self) -> None:
-        """Give its lease back, now that it has ended or this process is ending. Without a database, the lease
-        expires.
+        """Give its lease back, now that it ended or this process is ending; without a database, it expires.
 
         The process's last request to the Hub may still arrive: the Hub then refuses the next owner's commit,
         which is retried.

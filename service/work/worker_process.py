@@ -35,8 +35,7 @@ def stop_grace_s(settings: Settings) -> float:
 
 
 class WorkerProcess:
-    """One child process in a session of its own, so that the terminal's Ctrl-C reaches it only through its
-    parent.
+    """A child process in a session of its own, so that the terminal's Ctrl-C reaches it only via its parent.
 
     It must be created and used by one thread, which lives as long as the child: the kernel signals the
     parent's death to a child when the *thread* that started it ends.

@@ -1,5 +1,4 @@
-"""The lossy `fp8` encoding of a layer: an 8-bit code for every element, and one float32 scale for every
-token.
+"""The lossy `fp8` encoding of a layer: an 8-bit code for every element, and a float32 scale for every token.
 
 Codes are E4M3 of Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), standardized by
 OCP's "8-bit Floating Point Specification" and called `float8_e4m3fn` in torch: a sign, 4 exponent bits with
@@ -95,9 +94,7 @@ def misfits(codes_TH: torch.Tensor, scales_T: torch.Tensor) -> torch.Tensor:
 
 
 class Quantizer:
-    """Quantizes layers of one hidden size and checks the result; owns scratch memory, so it is used by one
-    thread.
-    """
+    """Quantizes layers of one hidden size and checks the result; owns scratch, so it serves one thread."""
 
     def __init__(self, hidden_size: int) -> None:
         """Allocate scratch memory for a chunk of tokens."""
@@ -133,8 +130,7 @@ class Quantizer:
         return scales_T
 
     def _prove(self, halves_TH: torch.Tensor, codes_TH: torch.Tensor, begin: int) -> None:
-        """Decode what will be stored, and compare it with the captured values, both 2^8 times smaller and as
-        float16.
+        """Decode what will be stored, and compare it to the captured values, both as float16 scaled by 2^-8.
 
         Exponent and mantissa of a code are those of such a float16, including subnormals, and the difference
         of two float16's bits is in units in the last place: only 16 bits per value to compare, not 32.

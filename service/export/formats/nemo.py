@@ -143,9 +143,7 @@ class Eagle3Cache(NemoCache):
     def _probabilities(
         self, last_TH: torch.Tensor, mask_T: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the target's distribution after each next token, [T, D], and where it counts, bool [T,
-        1].
-        """
+        """Return the target's distribution after each next token [T, D], and where it counts, bool [T, 1]."""
         places_P = mask_T[1:].nonzero().flatten()
         probs_TD = last_TH.new_zeros((len(mask_T), len(self.kept_D)))
         counts_T1 = torch.zeros((len(mask_T), 1), dtype=torch.bool)

@@ -130,9 +130,7 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 
 
 def make(source: Source) -> Speculators:
-    """Return the format. Raises OptionRefused (`algorithm`) for MTP heads that are fed the state before the
-    norm.
-    """
+    """Return the format. Raises OptionRefused (`algorithm`) for MTP heads fed the state before the norm."""
     classes = {
         str(one.provenance.engine.options.get("model_class")) for one in source.rows.manifests.values()
     }

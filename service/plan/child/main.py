@@ -161,9 +161,7 @@ def _work(task: Task, parent: _Parent) -> None:
 
 
 def _talk(target: Target, request: ExtractRequest, parent: _Parent) -> None:
-    """Answer questions about conversations until the parent hangs up. Raises what template and parsers
-    raise.
-    """
+    """Answer questions about conversations until the parent hangs up. Raises as template and parsers do."""
     from service.plan.child.turns import Turns
 
     assert request.generate is not None, "rows of other jobs are not answered"  # noqa: S101

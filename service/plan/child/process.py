@@ -184,9 +184,7 @@ class Child:
         return self._answer()
 
     def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
-        """Yield the outcome of each of the job's rows, in order; `known` is a file of hashes of samples to
-        skip.
-        """
+        """Yield the outcomes of the job's rows, in order; `known` is a file of sample hashes to skip."""
         request = self._task.request
         positions = request.positions()
         with suppress(OSError):  # that it ended is seen below

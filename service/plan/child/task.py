@@ -54,9 +54,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """The task of showing row `row` of a shard, with its text if the tokenizer of `model` is still the
-    job's.
-    """
+    """The task of showing row `row` of a shard, with its text if `model`'s tokenizer is still the job's."""
 
     file: Path
     row: int
@@ -84,8 +82,7 @@ class ShownRow(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task of reading a request's untrusted inputs: config, tokenizer, template, and the source's
-    rows.
+    """The task of reading a request's untrusted inputs: config, tokenizer, template, and the source's rows.
 
     `located` is None for a local model that is not located yet; it must be below one of `model_roots`. The
     files of `source` are not listed yet; it is None if there is nothing to read.

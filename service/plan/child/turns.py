@@ -95,9 +95,7 @@ class Turns:
         return "is prompt", (read[0] == read[1],), b""
 
     def _read(self, said: "_Said", tools: Tools, entry: str | None) -> Answer:
-        """Return an answer as a message, the fault of its calls, and the special tokens that its text
-        lacks.
-        """
+        """Return an answer as a message, the fault of its calls, and the special tokens its text lacks."""
         if self._parser is None:
             marks = set(self._texts.of_library.all_special_ids)
             lost = self._texts.decode([token for token in said.ids if token in marks], skip_marks=False)
@@ -133,9 +131,7 @@ class Turns:
         return "read", (message, fault, ""), b""
 
     def _calls_in_vain(self, token_ids: Sequence[int], text: str) -> bool:
-        """Return whether an answer begins a call: it has a token or text that the template writes only for
-        calls.
-        """
+        """Return whether an answer begins a call: has a token or text the template only writes for calls."""
         if self._call_marks is None:
             chat = self._tokenizer.chat([ASKED], None, None)
             call = {"type": "function", "function": CALL}
@@ -167,9 +163,7 @@ class _Said:
     def __init__(
         self, texts: TextTokenizer, before: Sequence[int], ids: Sequence[int], stop: Sequence[str]
     ) -> None:
-        """Take an answer; if it ended at one of the strings `stop`, its text is cut there, as a server
-        does.
-        """
+        """Take an answer; if it ended at a string of `stop`, its text is cut there, as a server does."""
         self._texts, self._before, self.ids, self._stop = texts, list(before), list(ids), stop
 
     def text(self, *, skip_marks: bool = True) -> str:

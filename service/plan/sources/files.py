@@ -110,9 +110,7 @@ class FileRows:
         return f"file:{digest.hexdigest()}"
 
     def check_unchanged(self) -> None:
-        """Check that each path leads to the file that was hashed, and that it was not written since. Raises
-        SourceRefused.
-        """
+        """Check that each path leads to the hashed file, not written since then. Raises SourceRefused."""
         for name, state in self.states.items():
             try:
                 found = _state(self.files[name].stat())
@@ -208,9 +206,7 @@ def _reason(error: Exception) -> str:
 
 
 def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
-    """Return `path` resolved; a relative one is below the roots. Reveals nothing about what is outside
-    them.
-    """
+    """Return `path` resolved; a relative one is below the roots. Reveals nothing outside them."""
     real_roots = [root.resolve() for root in roots]
     candidates = [(root / path).resolve() for root in real_roots]  # an absolute path stays as it is
     inside = [file for file in candidates if any(file.is_relative_to(root) for root in real_roots)]

@@ -95,9 +95,7 @@ class RowSource(Protocol):
         """Raise SourceRefused if the source was written to since its fingerprint was taken."""
 
     def frozen(self) -> object:
-        """Return a JSON value with which `open_source` opens this source again unchanged, even if it has
-        grown.
-        """
+        """Return JSON with which `open_source` reopens this source unchanged, even if it has grown."""
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows in order, in bounded memory; a bad row becomes a reject.
