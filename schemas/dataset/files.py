@@ -116,8 +116,9 @@ class DirectReader(LocalFile):
         self._buffer = page_aligned(2 * PIECE_BYTES)
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
-        """Return a range. Bytes skipped before it are read and hashed, too; a range before `position` is not
-        hashed again.
+        """Return a range; bytes skipped before it are read and hashed, too.
+
+        A range before `position` is not hashed again.
         """
         if offset < self.position:
             return super().read(offset, num_bytes)

@@ -198,8 +198,9 @@ def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
 
 
 def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> States:
-    """Read the states back. Raises WriteFailed if a sealed file cannot be read, EngineDied if a prompt has no
-    states.
+    """Read the states back.
+
+    Raises WriteFailed if a sealed file cannot be read, EngineDied if a prompt has no states.
     """
     states: list[dict[int, torch.Tensor]] = [{} for _ in range(num_prompts)]
     for receipt in receipts:

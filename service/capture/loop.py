@@ -367,8 +367,9 @@ class Capture:
             await self._engine.stop()
 
     def _record_death(self, unit: _Unit, error: EngineDied) -> None:
-        """Give back a unit whose engine died, and block jobs that no worker can capture any more; raises as
-        both do.
+        """Give back a unit whose engine died, and block jobs that no worker can capture any more.
+
+        Raises as both do.
         """
         lone = unit.session if unit.alone else None
         how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}

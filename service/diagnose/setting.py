@@ -21,8 +21,9 @@ _OTHER_VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is fed at place t: the concatenated states of `layers` at t + `states_by`, and token t + 1 +
-    `tokens_by`.
+    """What is fed at each place.
+
+    At place t: the concatenated states of `layers` at t + `states_by`, and token t + 1 + `tokens_by`.
 
     `states` and `tokens` are the row's own or another row's. `weights` are the drafter's own, or some are
     replaced by the target's: its embeddings, its head as embeddings (`tied`), or its head. `config` replaces

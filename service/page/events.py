@@ -28,7 +28,10 @@ router = pages(Scope.JOBS_READ)
 
 @router.get("/ui/events", response_class=EventSourceResponse)
 async def follow(request: Request, store: StoreOf, asks: CallerOf) -> AsyncIterator[ServerSentEvent]:
-    """Send an event when a caller's job is new or changed, until the key is revoked or the server stops."""
+    """Send an event when one of the caller's jobs is new or changed.
+
+    Ends when the key is revoked or the server stops.
+    """
     seen, asked_s = None, time.monotonic()
     while not request.app.state.stopping():
         try:

@@ -169,8 +169,9 @@ class SampleTokenizer:
             raise RejectedError(RejectReason.ID_OUTSIDE_VOCABULARY, detail)
 
     def _marked_spans(self, chat: Conversation, last_turn: int, *, last_only: bool) -> Sequence[Span]:
-        """Return the `{% generation %}` spans; with `last_only`, those that the turns before the last do not
-        have.
+        """Return the `{% generation %}` spans.
+
+        With `last_only`, return only those that the turns before the last do not have.
         """
         spans = chat.rendering.generated
         before = chat.messages[:last_turn]

@@ -65,7 +65,10 @@ class Tolerance:
         return in_dtype + in_float32
 
     def _of_storing(self, direction: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """Return the variance [...] added to products with `direction` by storing errors up to `half`."""
+        """Return the variance [...] that storing adds to a product with `direction`.
+
+        The errors of storing are at most `half`.
+        """
         error = self._slope(direction) * half
         lost = self.state.stored == 0
         known = error.masked_fill(lost, 0.0).square().sum(dim=-1) / 3

@@ -313,8 +313,9 @@ def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, readi
 
 
 def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
-    """Check a job's token counts, and the manifest's statistics of them, against its rows, if its shards are
-    intact.
+    """Check a job's token counts, and the manifest's statistics of them, against its rows.
+
+    Checks nothing unless the job's shards are intact.
     """
     broken = {finding.path for finding in tally.findings}
     if broken & {entry.path for entry in job.shards}:

@@ -47,7 +47,7 @@ JOB_IN_PATH = re.compile(r"data/(j-[0-9a-f]{16})/\*\.parquet")
 
 
 def states_config(name: str) -> str:
-    """Return the states' configuration name for a `hub.config_name`. Raises OptionRefused (that field)."""
+    """Return the states' configuration name for a `hub.config_name`. Raises OptionRefused for it."""
     if name == INDEX_CONFIG:
         cure = f"choose another name, such as {DEFAULT_STATES_CONFIG!r}"
         detail = f"{INDEX_CONFIG!r} is the light configuration of every dataset"
