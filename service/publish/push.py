@@ -128,9 +128,7 @@ class JobPush:
         self._others.refuse_another_run(self._manifest.shards, revision, self._own)
 
     def _stale(self, revision: str) -> list[str]:
-        """Return Parquet files at `revision` that match the card's globs for the job but are not part
-        of it.
-        """
+        """Return the Parquet files at `revision` that the job's globs in the card match by mistake."""
         named = {entry.path for entry in self._files}
         paths = [
             file.path for folder in job_folders(self._job_id) for file in self._hub.files(folder, revision)

@@ -4,8 +4,7 @@ Codes are E4M3 of Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:22
 OCP's "8-bit Floating Point Specification" and called `float8_e4m3fn` in torch: a sign, 4 exponent bits with
 bias 7, 3 mantissa bits; no infinities, a maximum of 448, one NaN per sign; below 2^-6 in even steps of 2^-9.
 
-A token's scale is its largest magnitude divided by 448, truncated to 20 significant bits and at least 2^-126.
-So
+A token's scale is its largest magnitude divided by 448, truncated to 20 significant bits, at least 2^-126. So
 
 - nothing overflows: no code is larger than 448, and no product of code and scale than the largest magnitude
   (unless all are below 2^-117);
