@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub.hf_file_system import HfFileSystemFile
 
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
@@ -112,3 +113,19 @@ def test_an_entry_that_is_not_what_is_there_is_refused(files: Files, change: dic
     assert open_named(files, entry).num_bytes == 10_240
     with pytest.raises(DatasetError):
         open_named(files, entry.model_copy(update=change))
+
+
+def test_a_range_of_a_repositorys_file_costs_its_bytes(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(files, LocalFiles):
+        return
+    file, fetch = files.open(SHARD), HfFileSystemFile._fetch_range
+    fetched: list[tuple[int, int]] = []
+
+    def fetching(file: HfFileSystemFile, start: int, end: int) -> bytes:
+        fetched.append((start, end))
+        return fetch(file, start, end)
+
+    monkeypatch.setattr(HfFileSystemFile, "_fetch_range", fetching)
+    file.read(250, 12)
+    file.read(10, 4000)
+    assert fetched == [(250, 262), (10, 4010)]
