@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -34,6 +35,7 @@ from schemas.identity import DTYPE_BYTES, Provenance
 
 _MAX_PAGE_HEADER_BYTES = 512
 _LENGTH_BYTES = 4
+_CHECKSUM_BYTES = 8
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 """The first bytes of a zstd frame, which follows the page header."""
 _MAX_GAP_BYTES = 8192
@@ -71,6 +73,7 @@ class Shard:
             self._parquet: Any = pq.ParquetFile(file.arrow(), pre_buffer=False)
         self.provenance = self._read_provenance()
         self._check_footer()
+        self._checksums: dict[int, tuple[int, ...]] = {}
 
     def close(self) -> None:
         """Release the file without closing it."""
@@ -120,6 +123,15 @@ class Shard:
             high, low = columns
             (lo,) = self._plain(row, (low,), (num_elements * (width - 1),))
             return (merge_planes(self._packed(row, high, num_elements), lo, width),)
+
+    def checked_bytes(self, row: int, layer_id: int, num_tokens: int | None = None) -> tuple[Bytes, ...]:
+        """Return the same after holding it against its checksum; no other light column is read."""
+        layer = self.layer_bytes(row, layer_id, num_tokens)
+        stored = self._checksums_of(row)[self.provenance.identity.layer_ids.index(layer_id)]
+        if (checksum := checksum_of(layer)) != stored:
+            what = f"its bytes have xxh3 {checksum:016x}, {stored:016x} is stored"
+            raise self._error(f"row {row}: layer {layer_id}: {what}")
+        return layer
 
     def mapped(self, row: int, layer_ids: Sequence[int], num_tokens: int) -> Bytes | None:
         """Return the bytes [L, T * H * width] of layers of one row as a view of the mapped file.
@@ -182,6 +194,16 @@ class Shard:
             lengths = f"num_tokens {light.num_tokens}, prompt_tokens {light.prompt_tokens}"
             raise self._error(f"row {row} ({light.sample_id}): {lengths}")
 
+    def _checksums_of(self, row: int) -> tuple[int, ...]:
+        """Return the checksum of every layer of a row, read past pyarrow: they end a page of their own."""
+        if row not in self._checksums:
+            num_bytes = len(self.provenance.identity.layer_ids) * _CHECKSUM_BYTES
+            with self._naming(f"row {row}: its checksums cannot be read"):
+                frame, page_bytes = self._frame(row, "checksums", num_bytes)
+                page = np.frombuffer(pa.Codec("zstd").decompress(frame, page_bytes), np.uint8)
+                self._checksums[row] = tuple(page[-num_bytes:].view("<u8").tolist())
+        return self._checksums[row]
+
     def _plain(self, row: int, columns: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Bytes, ...]:
         """Read adjacent uncompressed values, each at the end of its column chunk, in one read."""
         begins = [self._plain_start(row, column, size) for column, size in zip(columns, sizes, strict=True)]
@@ -211,16 +233,21 @@ class Shard:
 
     def _packed(self, row: int, column: str, num_bytes: int) -> Bytes:
         """Decompress a value into memory of its expected size: pyarrow would trust the page header for it."""
+        frame, _ = self._frame(row, column, num_bytes)
+        page = pa.Codec("zstd").decompress(frame, num_bytes + _LENGTH_BYTES)
+        stored = int.from_bytes(page[:_LENGTH_BYTES], "little")
+        if stored != num_bytes:
+            raise self._error(f"row {row}: {column} has {stored} bytes, expected {num_bytes}")
+        return np.frombuffer(page, np.uint8)[_LENGTH_BYTES:]
+
+    def _frame(self, row: int, column: str, num_bytes: int) -> tuple[Bytes, int]:
+        """Return a page's zstd frame, and the page's uncompressed length according to the footer."""
         chunk = self._chunk(row, column, num_bytes)
         raw = self._file.read(chunk.data_page_offset, chunk.total_compressed_size)
         begin = raw[:_MAX_PAGE_HEADER_BYTES].tobytes().find(_ZSTD_MAGIC)
         if begin < 0:
             raise self._error(f"row {row}: {column} is not compressed by zstd")
-        page = pa.Codec("zstd").decompress(raw[begin:], num_bytes + _LENGTH_BYTES)
-        stored = int.from_bytes(page[:_LENGTH_BYTES], "little")
-        if stored != num_bytes:
-            raise self._error(f"row {row}: {column} has {stored} bytes, expected {num_bytes}")
-        return np.frombuffer(page, np.uint8)[_LENGTH_BYTES:]
+        return raw[begin:], chunk.total_uncompressed_size - begin
 
     def _chunk(self, row: int, column: str, num_bytes: int) -> Any:  # noqa: ANN401 - untyped pyarrow
         """Return a column chunk's metadata after checking that its size fits a value of `num_bytes`."""
@@ -247,6 +274,14 @@ class Shard:
             raise
         except (pa.ArrowException, EOFError, ValueError, LookupError, MemoryError, OverflowError) as error:
             raise self._error(f"{what}: {error}") from error
+
+
+def checksum_of(layer: tuple[Bytes, ...]) -> int:
+    """Return the xxh3_64 of what `Shard.layer_bytes` returns of a layer."""
+    xxh3 = xxhash.xxh3_64()
+    for part in layer:
+        xxh3.update(part.data)
+    return int(xxh3.intdigest())
 
 
 def _lists(table: pa.Table, name: str) -> list[NDArray[Any]]:

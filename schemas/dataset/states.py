@@ -27,12 +27,15 @@ class StoredState:
     half_H: torch.Tensor | None
 
 
-def read_states(shard: Shard, row: int, layer_id: int, num_tokens: int | None = None) -> torch.Tensor:
+def read_states(
+    shard: Shard, row: int, layer_id: int, num_tokens: int | None = None, *, check: bool = False
+) -> torch.Tensor:
     """Return the states [T, H] of one layer of one row, in the captured dtype.
 
-    Raises DatasetError, OSError.
+    With `check` the layer's bytes are compared with their checksum. Raises DatasetError, OSError.
     """
-    return states_of(shard.layer_bytes(row, layer_id, num_tokens), shard.provenance.identity)
+    read = shard.checked_bytes if check else shard.layer_bytes
+    return states_of(read(row, layer_id, num_tokens), shard.provenance.identity)
 
 
 def is_lossy(identity: Identity) -> bool:

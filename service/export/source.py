@@ -33,9 +33,12 @@ class Source:
 def open_source(where: str, options: ExportOptions) -> Source:
     """Open a folder or `hf://datasets/NAMESPACE/NAME`, reading manifests, indexes and one footer.
 
+    Every layer that is read of it is held against its checksum.
+
     Raises OptionRefused (`layers`), ReaderError.
     """
-    return source_of(QuarryDataset(where, jobs=options.jobs or None, revision=options.revision), options)
+    rows = QuarryDataset(where, jobs=options.jobs or None, revision=options.revision, check=True)
+    return source_of(rows, options)
 
 
 def source_of(rows: QuarryDataset, options: ExportOptions) -> Source:

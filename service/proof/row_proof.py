@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import xxhash
 
-from schemas.dataset.shard import LightRow, Shard
-from schemas.dataset.states import LayerBytes, StoredState, is_lossy, last_state, misfit_tokens, states_of
+from schemas.dataset.shard import LightRow, Shard, checksum_of
+from schemas.dataset.states import StoredState, is_lossy, last_state, misfit_tokens, states_of
 from service.plan.units import Tokenized, sample_digest
 from service.proof.layer_tally import flag_tokens
 
@@ -61,7 +60,7 @@ def prove_row(
     last: StoredState | None = None
     for layer_id, stored in zip(identity.layer_ids, shard.light[row].checksums, strict=True):
         layer = shard.layer_bytes(row, layer_id)
-        checksum = _checksum(layer)
+        checksum = checksum_of(layer)
         if checksum != stored:
             faults.append(f"layer {layer_id}: its bytes have xxh3 {checksum:016x}, {stored:016x} is stored")
         if checksum in seen and not is_lossy(identity):
@@ -84,14 +83,6 @@ def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:
         yield f"token ids {low}..{high} are outside the vocabulary of {vocab_size or 'any model'}"
     if int(light.loss_mask.max()) > 1:
         yield f"loss_mask holds {int(light.loss_mask.max())}; 0 and 1 are flags"
-
-
-def _checksum(layer: LayerBytes) -> int:
-    """Return the xxh3_64 of a layer's bytes."""
-    xxh3 = xxhash.xxh3_64()
-    for part in layer:
-        xxh3.update(part.data)
-    return int(xxh3.intdigest())
 
 
 def _value_faults(

@@ -30,6 +30,7 @@ class QuarryDataset(Rows):
         revision: str | None = None,
         pin_memory: bool = False,
         direct: bool = False,
+        check: bool = False,
     ) -> None:
         """Read the manifests, the indexes that they name and one shard's footer; no states.
 
@@ -46,6 +47,8 @@ class QuarryDataset(Rows):
             pin_memory: read states straight into pinned memory.
             direct: read local shards with O_DIRECT, bypassing the page cache. Useful if the shards together
                 are larger than memory: it takes less CPU than reading from disk through the cache.
+            check: compare every layer that is read with the checksum in its shard; a mismatch raises
+                ReaderError, which names shard, row and layer.
 
         Raises:
             ReaderError: no dataset, no complete job, a named job is not complete, no job since then, or the
@@ -69,6 +72,7 @@ class QuarryDataset(Rows):
             view,
             pin_memory=pin_memory,
             direct=direct,
+            check=check,
         )
 
     def _check_alike(self) -> None:

@@ -98,6 +98,7 @@ class QuarryFollower(IterableDataset[Any]):
         patience_s: float = 600.0,
         pin_memory: bool = False,
         direct: bool = False,
+        check: bool = False,
     ) -> None:
         """Store the options; nothing is requested yet.
 
@@ -117,6 +118,7 @@ class QuarryFollower(IterableDataset[Any]):
                 incomplete manifest.
             pin_memory: as for `QuarryDataset`.
             direct: as for `QuarryDataset`.
+            check: as for `QuarryDataset`.
 
         Raises:
             ReaderError: invalid rank or window, or `server` is not something that can be followed.
@@ -134,7 +136,7 @@ class QuarryFollower(IterableDataset[Any]):
             raise ReaderError(f"{where!r} is no http:// address, {HUB_PREFIX} repository or folder here")
         self._job_id, self._patience_s = job_id, patience_s
         self._order = "commits" if where.startswith(("http://", "https://")) else "plan"
-        self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct)
+        self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct, check=check)
         self._folder, self._window, self._seed, self._even = folder, window, seed, even
         self._epoch, self._set_epoch = 0, SetEpoch()
         self._loaded: State = {}

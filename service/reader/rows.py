@@ -42,6 +42,7 @@ class Rows(Dataset[Any]):
         *,
         pin_memory: bool = False,
         direct: bool = False,
+        check: bool = False,
     ) -> None:
         """Read one footer; no states. Raises ReaderError."""
         self._files = files
@@ -51,7 +52,7 @@ class Rows(Dataset[Any]):
         self.view = view
         self.num_tokens: list[int] = self._places.num_tokens
         """T of every row, for samplers that fill batches by tokens."""
-        self._direct, self._pinned = direct, pin_memory
+        self._direct, self._pinned, self._check = direct, pin_memory, check
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
@@ -98,9 +99,11 @@ class Rows(Dataset[Any]):
     def mapped(self, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor | None:
         """Return states [T, len(layer_ids), H] as a view of a mapped shard; None if they cannot be mapped.
 
-        Pages are read when first used. Do not write to the view: later calls would see it. Raises
-        ReaderError.
+        None, too, where layers are checked. Pages are read when first used. Do not write to the view: later
+        calls would see it. Raises ReaderError.
         """
+        if self._check:
+            return None
         shard, num_tokens = self._shard(self._places.shards[number]), self.num_tokens[number]
         raw = shard.mapped(self._places.rows[number], layer_ids, num_tokens)
         if raw is None:
@@ -116,7 +119,7 @@ class Rows(Dataset[Any]):
         """Return the states of several layers concatenated: [T, len(layer_ids) * H]."""
         row, num_tokens = self._places.rows[number], self.num_tokens[number]
         if len(layer_ids) == 1 and not self._pinned:
-            return read_states(shard, row, layer_ids[0], num_tokens)
+            return read_states(shard, row, layer_ids[0], num_tokens, check=self._check)
         hidden_size, dtype = self.about.hidden_size, self.about.dtype
         num_bytes = num_tokens * len(layer_ids) * hidden_size * dtype.itemsize
         if self._pinned:
@@ -126,7 +129,7 @@ class Rows(Dataset[Any]):
             memory = torch.from_numpy(np.empty(num_bytes, np.uint8))
         states_TLH = memory.view(dtype).view(num_tokens, len(layer_ids), hidden_size)
         for index, layer_id in enumerate(layer_ids):
-            states_TLH[:, index] = read_states(shard, row, layer_id, num_tokens)
+            states_TLH[:, index] = read_states(shard, row, layer_id, num_tokens, check=self._check)
         return states_TLH.view(num_tokens, -1)
 
     def _check_places(self) -> None:
