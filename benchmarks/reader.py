@@ -38,9 +38,10 @@ from benchmarks.machine import machine_facts
 from benchmarks.report import RateTurn, rate_figures, rate_table
 from benchmarks.trainers import TRAINERS
 from service.artifacts.dataset_files import files_of
-from service.export.formats.speculators import write_index
+from service.export.formats.speculators import index_files
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
+from service.export.saving import seal_missing
 from service.export.source import open_source
 from service.reader import QuarryDataset, Row
 from service.reader.row import About
@@ -122,7 +123,7 @@ class EpochBench:
         options = ExportOptions(FormatName.SPECULATORS, Algorithm.EAGLE3, LAYER_IDS[:-1])
         source = open_source(str(dataset), options)
         ids.mkdir()
-        write_index(ids, source)
+        seal_missing(ids, index_files(source))
         shards = [entry for manifest in source.rows.manifests.values() for entry in manifest.shards]
         in_place = QuarryTransfer(files_of(dataset), shards, ids, options)
         self._shape = shape

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from service.errors import OptionRefused
-from service.export.saving import save_torch
+from service.export.saving import Writers, save_torch
 from service.export.source import Source
 from service.reader import Row
 
@@ -50,9 +50,12 @@ class Format(ABC):
         Raises OptionRefused if a row cannot be written in this format.
         """
 
-    @abstractmethod
-    def finish(self, out: Path) -> None:
-        """Write the other files, once all rows are written."""
+    def beside(self, out: Path) -> Writers:
+        """Return the files beside the rows, by their paths below `out`.
+
+        They are written in this order once all rows are there; by default there are none.
+        """
+        return {}
 
 
 class FileEachRow(Format):

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from schemas.dataset.seal import seal_bytes
 from service.errors import IdentityChanged, OptionRefused
-from service.export.saving import seal_json, seal_text
+from service.export.saving import seal_json
 from service.export.source import Source
 
 LOCK = ".export.lock"
@@ -40,7 +41,7 @@ def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
 def begin(out: Path, identity: dict[str, Any]) -> bool:
     """Record the export in `out` before its first file, or check that it is the one already begun there.
 
-    Returns whether it is already finished. Raises OptionRefused (`out`), IdentityChanged naming the field.
+    Returns whether it was ended already. Raises OptionRefused (`out`), IdentityChanged naming the field.
     """
     path = out / RECORD
     if not path.exists():
@@ -59,11 +60,11 @@ def begin(out: Path, identity: dict[str, Any]) -> bool:
                 field=name,
                 cure=f"{cure} to go on, or name another folder in --out",
             )
-    return bool(recorded["complete"])
+    return bool(recorded["complete"]) and (out / NOTES).exists()
 
 
 def end(out: Path, identity: dict[str, Any], rows: int, notes: str) -> None:
     """Record that every file is written."""
     record = identity | {"complete": True, "rows": rows}
-    seal_text(out / NOTES, notes)
+    seal_bytes(out / NOTES, notes.encode())
     seal_json(out / RECORD, record)

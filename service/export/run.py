@@ -14,6 +14,7 @@ from service.export.format import Format, RowFile
 from service.export.notes import notes_of
 from service.export.options import ExportOptions, FormatName
 from service.export.record import LOCK, begin, end, identity_of
+from service.export.saving import seal_missing
 from service.export.source import Source, open_source, refusing_datasets
 from service.folder_lock import locked
 from service.reader.ahead import made_ahead
@@ -57,11 +58,11 @@ def format_of(source: Source) -> Format:
 
 def _write(source: Source, trainer_format: Format, out: Path) -> Exported:
     identity = identity_of(source, trainer_format.trainer_layers)
-    finished = begin(out, identity)
+    is_ended = begin(out, identity)
     notes = notes_of(trainer_format, out)
     num_rows = _write_rows(source, trainer_format, out)
-    if not finished:
-        trainer_format.finish(out)
+    seal_missing(out, trainer_format.beside(out))
+    if not is_ended:
         end(out, identity, num_rows, notes)
     return Exported(num_rows, len(source.rows), notes)
 

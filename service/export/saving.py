@@ -5,7 +5,7 @@ have to wait for the kernel's write-back.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +15,18 @@ import torch
 from safetensors.torch import save
 
 from schemas.dataset.direct import DirectWriter
-from schemas.dataset.seal import seal_bytes, sealing
+from schemas.dataset.seal import sealing
+
+Writers = dict[str, Callable[[Path], None]]
+"""Files by their paths below a folder: each is written by a call, to a temporary name."""
+
+
+def seal_missing(out: Path, files: Writers) -> None:
+    """Write those of the files that are not in the folder `out` yet, in their order."""
+    for name, write in files.items():
+        if not (out / name).exists():
+            with sealing(out / name) as temporary:
+                write(temporary)
 
 
 def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
@@ -34,20 +45,15 @@ def save_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     _write(path, save({name: _alone(tensor) for name, tensor in tensors.items()}))
 
 
-def seal_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
-    """Write and seal a file with `save_torch`."""
-    with sealing(path) as temporary:
-        save_torch(temporary, content)
-
-
-def seal_text(path: Path, text: str) -> None:
-    """Write and seal a small text file."""
-    seal_bytes(path, text.encode())
+def save_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON document."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def seal_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write and seal a small JSON document."""
-    seal_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    """Write with `save_json` to a final name."""
+    with sealing(path) as temporary:
+        save_json(temporary, content)
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:

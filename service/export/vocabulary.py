@@ -4,13 +4,12 @@ Legend: V target's vocabulary, D draft vocabulary.
 """
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 
 from schemas.dataset.token_counts import TokenTally
 from service.errors import OptionRefused
-from service.export.saving import seal_torch
+from service.export.saving import Writers, save_torch
 from service.export.source import Source
 from service.export.target import find_target
 from service.reader import Row
@@ -67,11 +66,10 @@ def vocabulary_map(counts: dict[int, int], draft_size: int, target_size: int) ->
     return {"d2t": kept_D - torch.arange(draft_size), "t2d": t2d_V}
 
 
-def seal_vocabulary(
-    path: Path, source: Source, count: Callable[[Source], dict[int, int]] = token_counts
-) -> bool:
-    """Write the `draft_vocabulary` as one `torch.save` file; return whether the options ask for one."""
-    vocabulary = draft_vocabulary(source, count)
-    if vocabulary:
-        seal_torch(path, vocabulary)
-    return bool(vocabulary)
+def vocabulary_file(
+    name: str, source: Source, count: Callable[[Source], dict[int, int]] = token_counts
+) -> Writers:
+    """Return the `draft_vocabulary` as one file of `torch.save`, if the options ask for one."""
+    if source.options.draft_vocab is None:
+        return {}
+    return {name: lambda path: save_torch(path, draft_vocabulary(source, count))}

@@ -25,9 +25,10 @@ from schemas.dataset.entries import ShardEntry
 from schemas.names import is_local_model
 from service.artifacts.dataset_files import Files, files_of
 from service.errors import IdentityChanged, OptionRefused, UnknownModel
-from service.export.formats.speculators import ARROW_FILE, make, row_tensors, write_index
+from service.export.formats.speculators import ARROW_FILE, index_files, make, row_tensors
 from service.export.options import STATES_OF_LAST_ONLY, Algorithm, ExportOptions, FormatName, chosen_algorithm
 from service.export.record import LOCK, RECORD, begin, end
+from service.export.saving import seal_missing
 from service.export.source import Source, refusing_datasets, source_of
 from service.export.target import find_target
 from service.folder_lock import locked
@@ -241,6 +242,6 @@ def _write_ids(source: Source, out: Path) -> None:
         except (IdentityChanged, OptionRefused) as error:
             detail, cure = f"{out} holds something else than the ids of these jobs", "name another folder"
             raise type(error)(detail, field="data_path", cure=f"{cure} in --data-path") from error
+        seal_missing(out, index_files(source))
         if not is_written:
-            write_index(out, source)
             end(out, {"format": "speculators, ids alone", "jobs": jobs}, len(source.rows), _NOTES)

@@ -9,8 +9,9 @@ from typing import Any
 
 from service.export.format import TorchFileEachRow
 from service.export.formats.specforge import VOCABULARY, need_three
+from service.export.saving import Writers
 from service.export.source import Source
-from service.export.vocabulary import seal_vocabulary
+from service.export.vocabulary import vocabulary_file
 from service.reader import Row
 
 
@@ -29,9 +30,9 @@ class AngelSlim(TorchFileEachRow):
             "target_hiddens": row.last_normed()[None],
         }
 
-    def finish(self, out: Path) -> None:
-        """Write the vocabulary map."""
-        seal_vocabulary(out / VOCABULARY, self.source)
+    def beside(self, out: Path) -> Writers:
+        """Return the vocabulary map."""
+        return vocabulary_file(VOCABULARY, self.source)
 
 
 def make(source: Source) -> AngelSlim:

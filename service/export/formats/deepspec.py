@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from schemas.dataset.seal import sealing
 from service.export.format import Format, RowFile, refuse_draft_vocab
-from service.export.saving import seal_json
+from service.export.saving import Writers, save_json
 from service.export.source import Source
 from service.reader import Row
 
@@ -52,16 +51,22 @@ class DeepSpec(Format):
                 for tensor in tensors:
                     file.write(tensor.contiguous().view(torch.uint8).numpy().data)
 
-    def finish(self, out: Path) -> None:
-        """Write the index, which depends only on the rows' lengths, and the manifest."""
-        shards = list(self.row_files())
-        with sealing(out / "samples.idx") as temporary, temporary.open("wb") as file:
-            for shard_id, shard in enumerate(shards):
+    def beside(self, out: Path) -> Writers:
+        """Return the index and the manifest."""
+        return {"samples.idx": self._write_index, "manifest.json": self._write_manifest}
+
+    def _write_index(self, temporary: Path) -> None:
+        """Write what follows from the lengths alone."""
+        with temporary.open("wb") as file:
+            for shard_id, shard in enumerate(self.row_files()):
                 offset = 0
                 for number in shard.numbers:
                     num_tokens = self.source.rows.num_tokens[number]
                     *starts, offset = itertools.accumulate(self._sizes(num_tokens), initial=offset)
                     file.write(RECORD.pack(number, shard_id, num_tokens, *starts))
+
+    def _write_manifest(self, temporary: Path) -> None:
+        shards = list(self.row_files())
         manifest = {
             "version": VERSION,
             "num_samples": len(self.source.rows),
@@ -75,7 +80,7 @@ class DeepSpec(Format):
             "shards": [{"shard_id": number, "file_name": shard.path} for number, shard in enumerate(shards)],
             "target_model_name_or_path": self.model,
         }
-        seal_json(out / "manifest.json", manifest)
+        save_json(temporary, manifest)
 
     def _sizes(self, num_tokens: int) -> tuple[int, ...]:
         states = num_tokens * self.source.rows.about.hidden_size * _STATE_BYTES

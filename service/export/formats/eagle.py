@@ -4,7 +4,6 @@ Un-shifted; the trainer shifts ids and target itself. `hidden_state` is the last
 float16, whose range is smaller than bfloat16's: a state that does not fit is refused, never made infinite.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,10 @@ from service.reader import Row
 
 
 class Eagle(TorchFileEachRow):
-    """The files that `eagle.train.main --tmpdir` reads; it opens every file below that folder."""
+    """The files that `eagle.train.main --tmpdir` reads; it opens every file below that folder.
+
+    So there is none beside the rows.
+    """
 
     DATA = "data"
     PATH = DATA + "/data_{number}.ckpt"
@@ -28,9 +30,6 @@ class Eagle(TorchFileEachRow):
             "hidden_state": halved(row.last_normed(), row.sample_id),
             "loss_mask": row.loss_mask.long(),
         }
-
-    def finish(self, out: Path) -> None:
-        """Write no other files: this trainer reads every file in the folder."""
 
 
 def halved(states_TH: torch.Tensor, sample_id: str) -> torch.Tensor:

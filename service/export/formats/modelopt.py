@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from service.export.format import TorchFileEachRow
-from service.export.saving import seal_torch
+from service.export.saving import Writers, save_torch
 from service.export.source import Source
 from service.export.vocabulary import draft_vocabulary
 from service.reader import Row
@@ -31,10 +31,11 @@ class ModelOpt(TorchFileEachRow):
             "conversation_id": row.sample_id,
         }
 
-    def finish(self, out: Path) -> None:
-        """Write the half of the vocabulary map that this trainer reads."""
-        if vocabulary := draft_vocabulary(self.source):
-            seal_torch(out / self.VOCABULARY, vocabulary["d2t"])
+    def beside(self, out: Path) -> Writers:
+        """Return the vocabulary map, of which this trainer reads one half."""
+        if self.source.options.draft_vocab is None:
+            return {}
+        return {self.VOCABULARY: lambda path: save_torch(path, draft_vocabulary(self.source)["d2t"])}
 
 
 def make(source: Source) -> ModelOpt:

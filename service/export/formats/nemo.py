@@ -22,12 +22,11 @@ from pathlib import Path
 
 import torch
 
-from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
 from service.export.format import Format, RowFile, refuse_draft_vocab
 from service.export.formats.specforge import need_three
 from service.export.options import Algorithm
-from service.export.saving import save_safetensors, seal_json
+from service.export.saving import Writers, save_json, save_safetensors
 from service.export.source import Source
 from service.export.target import TargetFolder, find_target
 from service.export.vocabulary import counts_of, token_counts, vocabulary_map
@@ -90,12 +89,16 @@ class DSparkCache(NemoCache):
             "target_last_hidden_states": row.last_normed(),
         }
 
-    def finish(self, out: Path) -> None:
-        """Write the target's weights, then the manifest, without which the cache is not read."""
+    def beside(self, out: Path) -> Writers:
+        """Return the target's weights, then the manifest, without which the cache is not read."""
+        return {"target_weights.safetensors": self._write_weights, "manifest.json": self._write_manifest}
+
+    def _write_weights(self, temporary: Path) -> None:
         embedding_VH, head = self.target.embedding_and_head()
         weights = {"embed_tokens.weight": embedding_VH, "lm_head.weight": head.weight_VH}
-        with sealing(out / "target_weights.safetensors") as temporary:
-            save_safetensors(temporary, weights)
+        save_safetensors(temporary, weights)
+
+    def _write_manifest(self, temporary: Path) -> None:
         dataset = self.source.rows.about
         manifest = self.facts() | {
             "format_version": 1,
@@ -113,7 +116,7 @@ class DSparkCache(NemoCache):
             "chat_template_sha256": self.source.identity.template_sha256,
             "complete": True,
         }
-        seal_json(out / "manifest.json", manifest)
+        save_json(temporary, manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +158,15 @@ class Eagle3Cache(NemoCache):
             probs_TD[some_P] = logprobs_PV[:, self.kept_D].softmax(dim=1).to(last_TH.dtype)
         return probs_TD, counts_T1
 
-    def finish(self, out: Path) -> None:
-        """Write the target's embedding, then the manifest, without which the cache is not read."""
+    def beside(self, out: Path) -> Writers:
+        """Return the target's embedding, then the manifest, without which the cache is not read."""
+        return {"target_embeddings.safetensors": self._write_embedding, "manifest.json": self._write_manifest}
+
+    def _write_embedding(self, temporary: Path) -> None:
         embedding_VH, _ = self.target.embedding_and_head()
-        with sealing(out / "target_embeddings.safetensors") as temporary:
-            save_safetensors(temporary, {"weight": embedding_VH})
+        save_safetensors(temporary, {"weight": embedding_VH})
+
+    def _write_manifest(self, temporary: Path) -> None:
         manifest = self.facts() | {
             "format_version": 2,
             "target_vocab_size": self.target.vocab_size,
@@ -172,7 +179,7 @@ class Eagle3Cache(NemoCache):
             "split": None,
             "shuffle_seed": 0,
         }
-        seal_json(out / "manifest.json", manifest)
+        save_json(temporary, manifest)
 
 
 def make(source: Source) -> Format:

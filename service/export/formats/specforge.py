@@ -6,6 +6,7 @@ without two adjacent supervised tokens, so such rows are left out.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch
 from service.errors import OptionRefused
 from service.export.format import TorchFileEachRow
 from service.export.options import Algorithm
-from service.export.saving import seal_json
+from service.export.saving import Writers, save_json
 from service.export.source import Source
-from service.export.vocabulary import counts_of, seal_vocabulary, token_counts
+from service.export.vocabulary import counts_of, token_counts, vocabulary_file
 from service.reader import Row
 
 VOCABULARY = "vocab_mapping.pt"
@@ -57,15 +58,19 @@ class SpecForge(TorchFileEachRow):
                 tensors["hidden_states"] = auxiliary_1TA
         return tensors
 
-    def finish(self, out: Path) -> None:
-        """Write the run's configuration and the vocabulary map."""
+    def beside(self, out: Path) -> Writers:
+        """Return the vocabulary map and the run's configuration."""
+        vocabulary = vocabulary_file(VOCABULARY, self.source, self._counts)
+        return {**vocabulary, self.CONFIG: partial(save_json, content=self._config(out))}
+
+    def _config(self, out: Path) -> dict[str, object]:
         options = self.source.options
         model: dict[str, object] = {"target_model_path": self.model}
         if options.algorithm is Algorithm.EAGLE3:
             model["aux_hidden_state_layer_ids"] = self.trainer_layers
-        if seal_vocabulary(out / VOCABULARY, self.source, self._counts):
+        if options.draft_vocab is not None:
             model["vocab_mapping_path"] = str(out.absolute() / VOCABULARY)
-        config = {
+        return {
             "model": model,
             "data": {
                 "hidden_states_path": str(out.absolute() / self.DATA),
@@ -74,7 +79,6 @@ class SpecForge(TorchFileEachRow):
             "training": {"strategy": str(options.algorithm)},
             "output_dir": str(out.absolute() / "output"),
         }
-        seal_json(out / self.CONFIG, config)
 
 
 def need_three(source: Source) -> None:

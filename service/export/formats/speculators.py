@@ -8,7 +8,8 @@ there.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
 from service.export.format import FileEachRow
 from service.export.options import Algorithm
-from service.export.saving import save_safetensors, seal_json, seal_torch
+from service.export.saving import Writers, save_json, save_safetensors, save_torch
 from service.export.source import Source
 from service.export.vocabulary import draft_vocabulary, token_counts
 from service.reader import Row
@@ -54,15 +54,18 @@ class Speculators(FileEachRow):
         for row in rows:
             save_safetensors(temporary, row_tensors(row, self.source.options.algorithm, self.source.layers))
 
-    def finish(self, out: Path) -> None:
-        """Write the Arrow dataset, the token counts and the vocabulary map."""
-        write_arrow(out, self.source, _SCHEMA, self._batches())
-        counts = token_counts(self.source)
-        seal_torch(out / COUNTS_FILE, counts)
-        for name, tensor in draft_vocabulary(self.source, lambda _: counts).items():
-            path = out / f"{name}-{self.source.options.draft_vocab}.npy"
-            with sealing(path) as temporary, temporary.open("wb") as file:
-                np.save(file, tensor.numpy())
+    def beside(self, out: Path) -> Writers:
+        """Return the Arrow dataset, the token counts and the vocabulary map."""
+        files = _arrow_files(self.source, _SCHEMA, self._batches)
+        files[COUNTS_FILE] = partial(_count, self.source)
+        if self.source.options.draft_vocab is not None:
+            for name in ("d2t", "t2d"):
+                files[f"{name}-{self.source.options.draft_vocab}.npy"] = partial(self._write_map, name)
+        return files
+
+    def _write_map(self, name: str, temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.save(file, draft_vocabulary(self.source)[name].numpy())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         table = _index(self.source).select(_SCHEMA.names)
@@ -70,14 +73,18 @@ class Speculators(FileEachRow):
             yield from table.slice(begin, _ROWS_A_BATCH).cast(_SCHEMA).combine_chunks().to_batches()
 
 
-def write_index(out: Path, source: Source) -> None:
-    """Write the Arrow dataset with every column of the index unchanged, and the token counts.
+def index_files(source: Source) -> Writers:
+    """Return the Arrow dataset with every column of the index, as it has them, and the token counts.
 
     The trainer gets the same tensors from it: `datasets` converts any integer to int64.
     """
     table = _index(source)
-    write_arrow(out, source, table.schema, table.to_batches(_ROWS_A_BATCH))
-    seal_torch(out / COUNTS_FILE, token_counts(source))
+    arrow = _arrow_files(source, table.schema, lambda: table.to_batches(_ROWS_A_BATCH))
+    return {**arrow, COUNTS_FILE: partial(_count, source)}
+
+
+def _count(source: Source, temporary: Path) -> None:
+    save_torch(temporary, token_counts(source))
 
 
 def _index(source: Source) -> pa.Table:
@@ -86,16 +93,17 @@ def _index(source: Source) -> pa.Table:
     return table.append_column("seq_len", table["num_tokens"].cast(pa.int64()))
 
 
-def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a dataset for `datasets.load_from_disk`, which gives the trainer three of the columns."""
-    with (
-        sealing(out / ARROW_FILE) as temporary,
-        pa.OSFile(str(temporary), "wb") as file,
-        pa.ipc.new_stream(file, schema) as stream,
-    ):
-        for batch in batches:
-            stream.write_batch(batch)
-    seal_json(out / "dataset_info.json", {"features": {field.name: _feature(field.type) for field in schema}})
+def _arrow_files(
+    source: Source, schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
+) -> Writers:
+    """Return what `datasets.load_from_disk` reads; the trainer is given three of the columns."""
+
+    def write_rows(temporary: Path) -> None:
+        with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            for batch in batches():
+                stream.write_batch(batch)
+
+    info = {"features": {field.name: _feature(field.type) for field in schema}}
     manifests = json.dumps({job: manifest.sha256 for job, manifest in source.rows.manifests.items()})
     state = {
         "_data_files": [{"filename": ARROW_FILE}],
@@ -106,7 +114,11 @@ def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[
         "_output_all_columns": False,
         "_split": None,
     }
-    seal_json(out / "state.json", state)
+    return {
+        ARROW_FILE: write_rows,
+        "dataset_info.json": partial(save_json, content=info),
+        "state.json": partial(save_json, content=state),
+    }
 
 
 def row_tensors(row: Row, algorithm: Algorithm, layers: tuple[int, ...]) -> dict[str, torch.Tensor]:

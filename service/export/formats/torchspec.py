@@ -9,14 +9,15 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from service.errors import OptionRefused
 from service.export.format import RowFile, TorchFileEachRow
-from service.export.saving import seal_json, seal_text
+from service.export.saving import Writers, save_json
 from service.export.source import Source
-from service.export.vocabulary import seal_vocabulary
+from service.export.vocabulary import vocabulary_file
 from service.reader import Row
 
 VERSION = 1
@@ -43,15 +44,21 @@ class TorchSpec(TorchFileEachRow):
             "metadata": {},
         }
 
-    def finish(self, out: Path) -> None:
-        """Write the dataset's description, the list of rows and the vocabulary map."""
-        seal_json(out / self.DESCRIPTION, {"version": VERSION, "last_hidden_states_prenorm": True})
+    def beside(self, out: Path) -> Writers:
+        """Return the dataset's description, the list of rows and the vocabulary map."""
+        description = {"version": VERSION, "last_hidden_states_prenorm": True}
+        return {
+            self.DESCRIPTION: partial(save_json, content=description),
+            "manifest.jsonl": self._write_list,
+            **vocabulary_file("vocab_mapping.pt", self.source),
+        }
+
+    def _write_list(self, temporary: Path) -> None:
         lines = [
             json.dumps({"split": "train", "data_id": sample_id, "file": _path(sample_id)})
             for sample_id in self.source.rows.sample_ids
         ]
-        seal_text(out / "manifest.jsonl", "\n".join(lines) + "\n")
-        seal_vocabulary(out / "vocab_mapping.pt", self.source)
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def packed(mask: list[int]) -> str:
