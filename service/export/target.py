@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from schemas.dataset.norm import NormWeights
+from schemas.identity import Identity
 from schemas.names import is_local_model
 from service.errors import OptionRefused
 from service.export.source import Source
 from service.plan.model_config import config_json, read_config
 from service.plan.model_folder import ModelFolder, content_of, local_revision, locate_model
-from service.proof.head_weights import HeadWeights, read_head, tensor_files, text_config
+from service.proof.head_weights import HeadWeights, read_head, read_norm, tensor_files, text_config
 from service.settings import Settings
 
 _EMBEDDING = re.compile(r"(?:\w+\.)*?(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings)\.weight")
@@ -33,6 +35,16 @@ class TargetFolder:
     def model_type(self) -> str:
         """The `model_type` of the config. Raises UnknownModel."""
         return str(config_json(self.folder).get("model_type", ""))
+
+    @property
+    def final_norm(self) -> NormWeights:
+        """The final norm. Raises EngineRefused."""
+        return read_norm(self.folder, text_config(self.folder))
+
+    def has_weights_of(self, identity: Identity) -> bool:
+        """Say whether a dataset was made with these weights, as far as it knows. Raises UnknownModel."""
+        known = identity.weights_sha256
+        return known is None or content_of(ModelFolder(self.folder)).weights_sha256 == known
 
     def embedding_and_head(self) -> tuple[torch.Tensor, HeadWeights]:
         """Return input embedding [V, H] and output head in float32. Raises EngineRefused, OptionRefused."""

@@ -191,6 +191,7 @@ def make(source: Source) -> Format:
             field="target",
             cure="download the target and name its folder in --target",
         )
+    _check_model(source, target)
     if source.options.algorithm is Algorithm.EAGLE3:
         return _eagle3(source, target)
     refuse_draft_vocab(source, "DSpark drafts")
@@ -209,7 +210,6 @@ def _eagle3(source: Source, target: TargetFolder) -> Eagle3Cache:
             cure="name its size in --draft-vocab, such as 8192",
         )
     head = Head.load(target.folder, source.identity.dtype)
-    _check_norm(source, target, head)
     seq_length = sequence_length(source)
     vocabulary = vocabulary_map(_counts(source, seq_length), size, target.vocab_size)
     return Eagle3Cache(
@@ -235,13 +235,16 @@ def _counts(source: Source, seq_length: int) -> dict[int, int]:
     return counts_of(cut)
 
 
-def _check_norm(source: Source, target: TargetFolder, head: Head) -> None:
-    """Refuse a target whose final norm differs from the dataset's."""
-    norm = source.rows.row(0).norm
-    alike = head.final_norm == norm.norm
-    if not alike or not torch.equal(head.norm_weight, norm.weight_H.to(head.norm_weight.dtype)):
+def _check_model(source: Source, target: TargetFolder) -> None:
+    """Refuse a target that is not the dataset's, by its final norm and, where they are known, its weights."""
+    norm, due, dtype = target.final_norm, source.rows.row(0).norm, source.rows.about.dtype
+    alike = norm.norm == due.norm and torch.equal(norm.weight_H.to(dtype), due.weight_H.to(dtype))
+    # A target that is not named was found by its weights.
+    is_named = source.options.target is not None
+    if not alike or (is_named and not target.has_weights_of(source.identity)):
+        what = "other weights" if alike else "another final norm"
         raise OptionRefused(
-            f"{target.folder} has another final norm than the dataset: it is another model",
+            f"{target.folder} has {what} than the dataset: it is another model",
             field="target",
             cure="name the folder of the model that the dataset was made with in --target",
         )

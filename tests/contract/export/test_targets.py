@@ -1,0 +1,60 @@
+"""What an export takes of a target is that of the dataset's model."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from service.errors import OptionRefused
+from service.export.options import Algorithm
+from service.export.run import export
+from tests.contract.export.conftest import wanted
+from tests.contract.export.test_run import with_manifest
+
+EAGLE3 = {"algorithm": Algorithm.EAGLE3, "draft_vocab": 60}
+
+
+def of_the_hub(body: dict) -> None:
+    body["provenance"]["identity"]["weights_sha256"] = None
+
+
+def changed(real, folder, name: str):
+    """Return a copy of a target with one tensor changed."""
+    shutil.copytree(real, folder)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors[name] = tensors[name] * 1.5
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{}, EAGLE3])
+@pytest.mark.parametrize(
+    ("tensor", "told"),
+    [("model.embed_tokens.weight", "other weights"), ("model.norm.weight", "another final norm")],
+)
+def test_nemo_refuses_another_model(modelled, real, tmp_path, changes, tensor, told):
+    other = changed(real, tmp_path / "other", tensor)
+    with pytest.raises(OptionRefused, match=f"{told} than the dataset: it is another model") as refused:
+        export(str(modelled), tmp_path / "out", wanted("nemo", **changes, target=str(other)))
+    assert refused.value.field == "target"
+    assert not (tmp_path / "out").exists()
+    assert export(str(modelled), tmp_path / "out", wanted("nemo", **changes, target=str(real))).rows == 12
+
+
+@pytest.mark.parametrize("changes", [{}, EAGLE3])
+def test_nemo_refuses_another_norm_where_the_weights_are_not_known(modelled, real, tmp_path, changes):
+    """As of a model on the Hub, which a dataset knows by its commit."""
+    hub = with_manifest(modelled, tmp_path / "hub", of_the_hub, sealed=True)
+    other = changed(real, tmp_path / "other", "model.norm.weight")
+    with pytest.raises(OptionRefused, match="another final norm than the dataset"):
+        export(str(hub), tmp_path / "out", wanted("nemo", **changes, target=str(other)))
+    assert export(str(hub), tmp_path / "out", wanted("nemo", **changes, target=str(real))).rows == 12
+
+
+def test_a_target_in_another_folder_is_the_same_model(modelled, real, tmp_path):
+    moved = shutil.copytree(real, tmp_path / "moved")
+    (moved / "README.md").write_text("mine")
+    export(str(modelled), tmp_path / "out", wanted("nemo", target=str(moved)))
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["target_model"] == str(moved)
