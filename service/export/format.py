@@ -89,6 +89,21 @@ class TorchFileEachRow(FileEachRow):
         """Return the content of a row's file."""
 
 
+def refuse_last_layer(source: Source) -> None:
+    """Raise OptionRefused (`layers`) where the last layer is an auxiliary one.
+
+    For trainers that take it after the final norm from one engine, and before it from another.
+    """
+    last = source.rows.about.num_layers
+    if last in source.layers:
+        raise OptionRefused(
+            f"{source.options.to} takes the last layer, {last}, after the final norm from one engine and "
+            "before it from another: which of them an auxiliary one must be is not known",
+            field="layers",
+            cure=f"leave {last} out of --layers; it is written as the last layer anyway",
+        )
+
+
 def refuse_draft_vocab(source: Source, drafter: str) -> None:
     """Raise OptionRefused if a `draft_vocab` is given; `drafter` begins the message."""
     if source.options.draft_vocab is not None:

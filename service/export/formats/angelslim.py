@@ -7,7 +7,7 @@ the trainer's head is only the `lm_head`.
 from pathlib import Path
 from typing import Any
 
-from service.export.format import TorchFileEachRow
+from service.export.format import TorchFileEachRow, refuse_last_layer
 from service.export.formats.specforge import VOCABULARY, need_three
 from service.export.saving import Writers
 from service.export.source import Source
@@ -38,4 +38,5 @@ class AngelSlim(TorchFileEachRow):
 def make(source: Source) -> AngelSlim:
     """Return the format. Raises OptionRefused (`layers`)."""
     need_three(source)
+    refuse_last_layer(source)
     return AngelSlim(source)

@@ -7,7 +7,7 @@ Un-shifted; layers are numbered from 0. `hidden_states` is the last layer after 
 from pathlib import Path
 from typing import Any
 
-from service.export.format import TorchFileEachRow
+from service.export.format import TorchFileEachRow, refuse_last_layer
 from service.export.saving import Writers, save_torch
 from service.export.source import Source
 from service.export.vocabulary import draft_vocabulary
@@ -39,5 +39,6 @@ class ModelOpt(TorchFileEachRow):
 
 
 def make(source: Source) -> ModelOpt:
-    """Return the format."""
+    """Return the format. Raises OptionRefused (`layers`)."""
+    refuse_last_layer(source)
     return ModelOpt(source)

@@ -4,7 +4,7 @@ Both consist of shards of stacked rows of equal length, built in memory: every r
 truncated, to S tokens. Layers are numbered from 0; DSpark's may include the embeddings, -1.
 
 DSpark's rows are un-shifted, with the target's embedding and head in a separate file; the last layer is after
-the final norm.
+the final norm, also if it is one of the auxiliary layers. EAGLE-3's auxiliary layers are all before it.
 
 EAGLE-3's rows are shifted, unlike every other trainer's: row t has the states of token t with token t + 1,
 its mask, and the target's distribution after it. `position_mask` is 1 where token t + 1 is supervised and the
@@ -85,9 +85,16 @@ class DSparkCache(NemoCache):
             "input_ids": row.input_ids,
             "attention_mask": torch.ones(row.num_tokens, dtype=torch.int64),
             "loss_mask": row.loss_mask.long(),
-            "target_hidden_states": row.auxiliary(self.source.layers),
+            "target_hidden_states": self._auxiliary(row),
             "target_last_hidden_states": row.last_normed(),
         }
+
+    def _auxiliary(self, row: Row) -> torch.Tensor:
+        """Return the auxiliary states, the last layer's after the norm, as the trainer takes them."""
+        states_TA = row.auxiliary(self.source.layers)
+        if row.num_layers in self.source.layers:
+            row.normed(states_TA[:, -self.source.rows.about.hidden_size :], in_place=True)
+        return states_TA
 
     def beside(self, out: Path) -> Writers:
         """Return the target's weights, then the manifest, without which the cache is not read."""

@@ -131,7 +131,7 @@ def test_a_finished_export_is_left_as_it_is(dataset, tmp_path):
 
 @pytest.mark.parametrize("to", FormatName)
 def test_what_is_missing_of_a_finished_export_is_made_again(dataset, tmp_path, to):
-    """1. Export. 2. All files beside the rows go, and one of rows. 3. Again: same bytes, the rest untouched."""
+    """1. Export. 2. All files beside the rows go, and one of rows. 3. Again: the rest is not written."""
     out, has_map = tmp_path / "out", to not in ("eagle", "deepspec", "nemo")
     options = wanted(to, draft_vocab=50 if has_map else None)
     export(str(dataset), out, options)
