@@ -148,11 +148,15 @@ def assemble(
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a manifest on disk. Raises DatasetBroken."""
+    """Return a manifest on disk. Raises DatasetBroken, also where it contradicts its own digest."""
+    name = f"{MANIFEST_FOLDER}/{path.name}"
     try:
-        return manifest_in(path.read_bytes(), path.name)[0]
+        manifest, fault = manifest_in(path.read_bytes(), name)
     except (FileNotFoundError, DatasetError) as error:
         raise DatasetBroken(str(error)) from error
+    if fault is not None:
+        raise DatasetBroken(f"{name} was changed after it was made: {fault}")
+    return manifest
 
 
 def _remove_leftovers(dataset: Path, job_id: str) -> None:

@@ -1,5 +1,7 @@
 """One job id, two sets of files: another run is never mixed with what is published, nor put in its place."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,26 @@ def test_a_manifest_that_says_more_of_the_same_files_is_all_that_is_sent(desk: D
     after = desk.repo.head.tree
     changed = {path for path in after if after[path] != before.get(path)}
     assert changed == {manifest_path(JOB), "README.md", "jobs.json"}
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_manifest_that_contradicts_its_own_digest_is_not_pushed(
+    desk: Desk, tmp_path: Path, is_published: bool
+) -> None:
+    """Every reader refuses such a manifest: it must not take the place of a right one either."""
+    if is_published:
+        desk.push()
+    before = desk.pushed() if is_published else {}
+    shutil.copytree(desk.dataset, tmp_path / "changed")
+    manifest = tmp_path / "changed" / manifest_path(JOB)
+    body = json.loads(manifest.read_text())
+    body["rejects"] = []
+    manifest.write_text(json.dumps(body, indent=1))
+    answer = desk.push(tmp_path / "changed")
+    assert answer["error"] == "DatasetBroken"
+    assert answer["detail"].startswith(f"{manifest_path(JOB)} was changed after it was made: its content has")
+    assert (desk.pushed() if is_published else {}) == before
+    assert is_published or not desk.hub.calls["commit"]
 
 
 @pytest.fixture(scope="module")

@@ -189,6 +189,15 @@ def test_something_else_in_place_of_a_manifest_is_named(tmp_path: Path) -> None:
         a_dataset(tmp_path, OTHER_JOB)
 
 
+def test_a_manifest_that_contradicts_its_own_digest_is_named(tmp_path: Path) -> None:
+    path = tmp_path / manifest_path(a_dataset(tmp_path).provenance.job_id)
+    path.write_text(path.read_text().replace('"samples_rejected": 1', '"samples_rejected": 0'))
+    with pytest.raises(
+        DatasetBroken, match=f"^{manifest_path(JOB)} was changed after it was made: its content"
+    ):
+        read_manifest(path)
+
+
 def test_datasets_streams_what_the_manifests_name(tmp_path: Path) -> None:
     """Its globs take what lies in a job's folders: what the manifest does not name is removed from there."""
     a_dataset(tmp_path)
