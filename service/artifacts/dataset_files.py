@@ -24,7 +24,11 @@ from service.errors import OptionRefused
 
 HUB_PREFIX = "hf://datasets/"
 SMALL_BYTES = 2**27
-"""Maximum size of a manifest, table of jobs or card: a manifest takes 1 KB per shard."""
+"""Maximum size of a table of jobs, a card or a final norm."""
+MANIFEST_BYTES = 2**30
+"""Maximum size of a manifest, which lists every shard and reject: 100,000 shards of five layers and a million
+rejects take a third of it. Listing fewer rejects would change the format and not suffice: so many shards of many
+layers alone exceed `SMALL_BYTES`."""
 
 
 class Opens(Protocol):
@@ -191,11 +195,11 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
     return LocalFiles(folder)
 
 
-def read_file(files: Files, path: str) -> bytes:
+def read_file(files: Files, path: str, max_bytes: int = SMALL_BYTES) -> bytes:
     """Return the content of a small file of a dataset. Raises DatasetError, and as `open` and `read` do."""
     file = files.open(path)
-    if file.num_bytes > SMALL_BYTES:
-        raise DatasetError(f"{path} has {file.num_bytes} bytes; a file of its kind has at most {SMALL_BYTES}")
+    if file.num_bytes > max_bytes:
+        raise DatasetError(f"{path} has {file.num_bytes} bytes; a file of its kind has at most {max_bytes}")
     return file.read(0, file.num_bytes).tobytes()
 
 

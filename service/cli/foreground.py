@@ -193,11 +193,12 @@ def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | 
 
 def _is_published(request: ExtractRequest, hub: HubTarget, content: Content, settings: Settings) -> bool:
     """Return whether the repository `hub` holds the job's dataset. Raises HubDenied, HubUnavailable."""
-    from service.artifacts.repository import Repository
+    from service.artifacts.dataset_files import MANIFEST_BYTES
+    from service.artifacts.repository import BRANCH, Repository
 
     repository = Repository(hub, settings)
     path = manifest_path(_job_id(request, content))
-    found = repository.read(path) if repository.exists() else None
+    found = repository.read(path, BRANCH, MANIFEST_BYTES) if repository.exists() else None
     with suppress(ValidationError):  # a manifest of another version
         return found is not None and _is_of(Manifest.model_validate_json(found), content)
     return False

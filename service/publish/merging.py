@@ -5,22 +5,29 @@ Runs in a process of its own, which imports this module but not the Hub's client
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from schemas.base import first_fault
 from schemas.dataset.entries import ShardEntry
 from schemas.dataset.jobs_table import JobEntry, JobsTable, table_of
-from schemas.dataset.manifest import Manifest
 from schemas.names import CARD_PATH, JOBS_PATH
 from service.errors import OptionRefused
 from service.publish.card import Job, grouped, render_card
 
 
+class _Shards(BaseModel):
+    """A manifest's shards alone: the values of a million rejects would take gigabytes."""
+
+    model_config = ConfigDict(extra="ignore")
+    shards: Annotated[tuple[ShardEntry, ...], FailFast()]
+
+
 def is_of_run(content: bytes, shards: Sequence[ShardEntry], is_whole: bool) -> bool:
     """Return whether a manifest has exactly these shards or, unless `is_whole`, at least these."""
     with suppress(ValidationError):
-        theirs = Manifest.model_validate_json(content).shards
+        theirs = _Shards.model_validate_json(content).shards
         return theirs == shards or (not is_whole and all(shard in theirs for shard in shards))
     return False
 

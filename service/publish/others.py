@@ -8,6 +8,7 @@ from typing import TypeVar
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.names import CARD_PATH, FINAL_NORM_PATH, JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
 from service import apart
+from service.artifacts.dataset_files import MANIFEST_BYTES
 from service.artifacts.repository import Repository
 from service.errors import OptionRefused
 from service.publish.card import Job, states_config
@@ -64,7 +65,7 @@ class OtherJobs:
         remote = self._hub.find([path], revision).get(path)
         if remote is None or (manifest is not None and self._uploads.is_same(remote, manifest)):
             return
-        content = self._hub.read(path, revision) or b""
+        content = self._hub.read(path, revision, MANIFEST_BYTES) or b""
         if self._read(is_of_run, content, shards, manifest is not None):
             return
         repo_id, job_id = self._hub.target.repo_id, self._job_id

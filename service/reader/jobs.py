@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, TypeAdapter, ValidationError
 from schemas.dataset.jobs_table import JobsTable
 from schemas.dataset.manifest import Manifest, read_manifest
 from schemas.names import JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
-from service.artifacts.dataset_files import Files, read_file
+from service.artifacts.dataset_files import MANIFEST_BYTES, Files, read_file
 from service.reader.errors import ReaderError
 
 _SHOWN_JOBS = 5
@@ -77,7 +77,7 @@ def _captured_at(files: Files, jobs: Iterable[str]) -> dict[str, datetime]:
 
 def _manifest(files: Files, job: str) -> Manifest:
     path = manifest_path(job)
-    manifest, fault = read_manifest(read_file(files, path), path)
+    manifest, fault = read_manifest(read_file(files, path, MANIFEST_BYTES), path)
     if fault is not None:
         raise ReaderError(f"{path} was changed after it was made: {fault}")
     if manifest.provenance.job_id != job:

@@ -12,6 +12,7 @@ from schemas.job import JobState
 from schemas.names import manifest_path, shard_path
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
+from service.publish.publisher import publish_folder
 from service.settings import Settings
 from service.store import Store, jobs, migration, plans
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
@@ -83,6 +84,20 @@ def test_a_manifest_that_says_more_of_the_same_files_is_all_that_is_sent(desk: D
     after = desk.repo.head.tree
     changed = {path for path in after if after[path] != before.get(path)}
     assert changed == {manifest_path(JOB), "README.md", "jobs.json"}
+
+
+def test_a_manifest_of_many_rejects_is_held_against_the_run_in_little_memory(
+    desk: Desk, tmp_path: Path
+) -> None:
+    """All of its values would take more than the memory that a process may take for a repository."""
+    many, few = tmp_path / "many", tmp_path / "few"
+    a_dataset(many, rejects=100_000)
+    a_dataset(few)
+    files = [path for path in many.rglob("*") if path.is_file()]
+    desk.hub.add_repo(REPO, {path.relative_to(many).as_posix(): path.read_bytes() for path in files})
+    settings = Settings(hub_endpoint=desk.hub.url, hub_token=TOKEN, plan_memory_bytes=2**26)
+    publish_folder(few, HubTarget(repo_id=REPO, private=False), settings)
+    assert desk.pushed() == etags(few)
 
 
 @pytest.mark.parametrize("is_published", [False, True])

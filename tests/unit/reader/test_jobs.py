@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from schemas.names import JOBS_PATH
-from service.artifacts.dataset_files import LocalFiles
+from schemas.names import JOBS_PATH, manifest_path
+from service.artifacts.dataset_files import SMALL_BYTES, LocalFiles
 from service.reader.errors import ReaderError
 from service.reader.jobs import read_jobs
 from tests.support.finished_job import CAPTURED_AT, a_dataset
@@ -78,3 +78,10 @@ def test_what_the_table_does_not_say_the_manifests_do(copied: Path, table: bytes
     if table is not None:
         (copied / JOBS_PATH).write_bytes(table)
     assert nights(copied, "2026-11-02") == [1, 2]
+
+
+def test_a_manifest_of_many_shards_and_rejects_is_read(copied: Path) -> None:
+    """It may be longer than any other small file of a dataset."""
+    with (copied / manifest_path(NIGHTS[0])).open("ab") as manifest:
+        manifest.write(b" " * SMALL_BYTES)
+    assert nights(copied, None) == [0, 1, 2]
