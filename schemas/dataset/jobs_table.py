@@ -5,7 +5,7 @@ A row is valid only as long as the manifest that it was made from is the one in 
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from pydantic import AwareDatetime
@@ -15,6 +15,9 @@ from schemas.dataset.entries import FileEntry
 from schemas.dataset.manifest import CheckReport, Manifest, Totals, VocabularyStats
 from schemas.identity import Provenance
 from schemas.names import manifest_path
+
+MAX_TABLE_BYTES = 2**24
+"""Of the table of jobs: some thousands of them. What a stranger wrote there may take sixty times as much."""
 
 
 class JobEntry(Wire):
@@ -62,6 +65,14 @@ class JobsTable(Wire):
     """The content of `jobs.json`, by job id."""
 
     jobs: tuple[JobEntry, ...]
+
+    def counting(self, manifests: Mapping[str, str]) -> dict[str, JobEntry]:
+        """Return the rows that were made from `manifests`, by path: each has its sha256 or git name."""
+        return {
+            row.manifest.path: row
+            for row in self.jobs
+            if manifests.get(row.manifest.path) in (row.manifest.sha256, row.manifest_git_oid)
+        }
 
 
 def table_of(jobs: Iterable[JobEntry]) -> str:

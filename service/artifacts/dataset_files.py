@@ -113,6 +113,20 @@ class HubFiles:
         """Return the paths directly in `folder` that end in `suffix`, sorted."""
         return [path for path in self.paths() if path.endswith(suffix) and Path(path).parent == Path(folder)]
 
+    def names(self, folder: str) -> dict[str, str]:
+        """Return the sha256, or git's name, of the files directly in `folder`, by path, in one request.
+
+        Raises OptionRefused, HubUnavailable.
+        """
+        with self._reading():
+            found = self._fs.ls(f"datasets/{self._repo_id}@{self.revision}/{folder}", detail=True)
+        names = {
+            file["name"].rpartition("/")[2]: file["lfs"].sha256 if file["lfs"] else file["blob_id"]
+            for file in found
+            if file["type"] == "file"
+        }
+        return {f"{folder}/{name}": digest for name, digest in names.items()}
+
     def open(self, path: str, *, direct: bool = False) -> "HubFile":
         """Open a file to be read with range requests. Raises DatasetError."""
         if path not in self._paths:

@@ -51,16 +51,13 @@ def merge(
     except UnicodeDecodeError as error:
         raise refused(CARD_PATH, "is not UTF-8") from error
     try:
-        rows = JobsTable.model_validate_json(table).jobs if table is not None else ()
+        rows = JobsTable.model_validate_json(table).counting(manifests) if table is not None else {}
     except ValidationError as error:
         raise refused(JOBS_PATH, f"is not a table of this version: {first_fault(error)}") from error
-    listed = {
-        (row.manifest.path, name): row for row in rows for name in (row.manifest.sha256, row.manifest_git_oid)
-    }
-    for manifest in manifests.items():
-        if manifest not in listed:
-            raise refused(JOBS_PATH, f"does not list {manifest[0]} as it is there")
-    others = [listed[manifest] for manifest in manifests.items()]
+    for path in manifests:
+        if path not in rows:
+            raise refused(JOBS_PATH, f"does not list {path} as it is there")
+    others = list(rows.values())
     if isinstance(job, JobEntry):
         jobs = [*others, job]
         return {CARD_PATH: render_card(jobs, config, existing).encode(), JOBS_PATH: table_of(jobs).encode()}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from schemas.dataset.entries import FileEntry, ShardEntry
+from schemas.dataset.jobs_table import MAX_TABLE_BYTES
 from schemas.names import CARD_PATH, FINAL_NORM_PATH, JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
 from service import apart
 from service.artifacts.dataset_files import MANIFEST_BYTES
@@ -17,10 +18,6 @@ from service.publish.upload import Uploads
 
 R = TypeVar("R")
 
-MAX_TABLE_BYTES = 2**24
-"""Maximum size of the table of jobs: some thousands of jobs. Parsing an untrusted one may take sixty times as
-much memory.
-"""
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
 

@@ -6,10 +6,10 @@ from datetime import UTC, date, datetime, time
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
-from schemas.dataset.jobs_table import JobsTable
+from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, JobsTable
 from schemas.dataset.manifest import Manifest, read_manifest
 from schemas.names import JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
-from service.artifacts.dataset_files import MANIFEST_BYTES, Files, read_file
+from service.artifacts.dataset_files import MANIFEST_BYTES, Files, HubFiles, read_file
 from service.reader.errors import ReaderError
 
 _SHOWN_JOBS = 5
@@ -37,18 +37,19 @@ def read_jobs(
             f"if it broke off, or, in a copy, copy {MANIFEST_FOLDER}/ as well. "
             f"Complete here: {_named(sorted(complete)) or 'none'}"
         )
-    if since is not None:
-        wanted = _captured_since(files, wanted, since)
-    return {job: _manifest(files, job) for job in sorted(wanted)}
+    if since is None:
+        return {job: _manifest(files, job) for job in sorted(wanted)}
+    late = _captured_since(files, sorted(wanted), since)
+    return {job: one if isinstance(one, Manifest) else _manifest(files, job) for job, one in late.items()}
 
 
-def _captured_since(files: Files, jobs: Iterable[str], since: str | date) -> frozenset[str]:
-    """Return those of `jobs` that were captured at `since` or later. Raises ReaderError if there are none."""
+def _captured_since(files: Files, jobs: Iterable[str], since: str | date) -> dict[str, Manifest | JobEntry]:
+    """Return when those of `jobs` were captured that are not older than `since`. Raises if there are none."""
     begin = _moment(since)
-    times = _captured_at(files, jobs)
-    late = frozenset(job for job, captured_at in times.items() if captured_at >= begin)
+    told = _told(files, jobs)
+    late = {job: one for job, one in told.items() if one.captured_at >= begin}
     if not late:
-        newest = f"the newest is of {max(times.values()):%Y-%m-%d %H:%M} UTC"
+        newest = f"the newest is of {max(one.captured_at for one in told.values()):%Y-%m-%d %H:%M} UTC"
         raise ReaderError(f"no job was captured since {begin:%Y-%m-%d %H:%M} UTC: {newest}")
     return late
 
@@ -66,13 +67,18 @@ def _moment(since: str | date) -> datetime:
     return datetime.combine(given, time(), UTC)
 
 
-def _captured_at(files: Files, jobs: Iterable[str]) -> dict[str, datetime]:
-    """Return when each job was captured, from the table of jobs; from its manifest if the table lacks it."""
-    table: dict[str, datetime] = {}
-    with suppress(ReaderError, ValidationError):  # a copy of some jobs may lack it, or have another's
-        rows = JobsTable.model_validate_json(read_file(files, JOBS_PATH)).jobs
-        table = {row.job_id: row.captured_at for row in rows}
-    return {job: table.get(job) or _manifest(files, job).captured_at for job in jobs}
+def _told(files: Files, jobs: Iterable[str]) -> dict[str, Manifest | JobEntry]:
+    """Return, for each job, the manifest or table row that says when it was captured.
+
+    In a repository each manifest costs a request. There the table of jobs is used, but only its rows made from
+    the manifests as they are now.
+    """
+    rows: dict[str, JobEntry] = {}
+    if isinstance(files, HubFiles) and files.has(JOBS_PATH):
+        with suppress(ReaderError, ValidationError):  # it may be another's
+            table = JobsTable.model_validate_json(read_file(files, JOBS_PATH, MAX_TABLE_BYTES))
+            rows = table.counting(files.names(MANIFEST_FOLDER))
+    return {job: rows.get(manifest_path(job)) or _manifest(files, job) for job in jobs}
 
 
 def _manifest(files: Files, job: str) -> Manifest:

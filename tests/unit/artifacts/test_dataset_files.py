@@ -1,10 +1,12 @@
 """Files of a dataset: what is said where they cannot be read."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from schemas.dataset.jobs_table import git_oid
 from service.artifacts.dataset_files import HubFile, HubFiles, LocalFiles, read_file
 from service.errors import HubUnavailable, OptionRefused
 from service.reader.errors import ReaderError
@@ -45,6 +47,16 @@ def test_what_the_hub_refuses_is_told_from_what_it_does_not_give_now(
             hub.fail(endpoint, Fault(status=status, times=1000))
             read(files)
         assert refused.value.field == "repo_id"
+
+
+def test_a_repository_says_what_its_files_are_without_their_bytes() -> None:
+    """Long files by their sha256, others by the name that git gives them."""
+    long = {"a/x.parquet": b"long"}
+    with FakeHub() as hub:
+        hub.add_repo("org/set", {"a/1.json": b"one", "a/b/2.json": b"two"} | long)
+        names = HubFiles("org/set", endpoint=hub.url).names("a")
+        assert names == {"a/1.json": git_oid(b"one"), "a/x.parquet": hashlib.sha256(b"long").hexdigest()}
+        assert hub.paths_read == []
 
 
 def test_a_repository_lists_and_holds_what_its_commit_has(tmp_path: Path) -> None:

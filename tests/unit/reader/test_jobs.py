@@ -1,5 +1,7 @@
-"""Which jobs are read since a day or a time: what the table of jobs says, and what only manifests say."""
+"""Which jobs are read since a day or a time: what manifests say, and of a repository the table of jobs."""
 
+import json
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -7,9 +9,10 @@ from typing import Any
 import pytest
 
 from schemas.names import JOBS_PATH, manifest_path
-from service.artifacts.dataset_files import SMALL_BYTES, LocalFiles
+from service.artifacts.dataset_files import SMALL_BYTES, HubFiles, LocalFiles
 from service.reader.errors import ReaderError
 from service.reader.jobs import read_jobs
+from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import CAPTURED_AT, a_dataset
 
 NIGHTS = [f"j-{number:016x}" for number in range(3)]
@@ -72,12 +75,41 @@ def test_a_time_that_could_be_another_is_refused(repository: Path, since: Any) -
         nights(repository, since)
 
 
-@pytest.mark.parametrize("table", [None, b"{", b'{"jobs": [], "new": 1}', b'{"jobs": []}'])
-def test_what_the_table_does_not_say_the_manifests_do(copied: Path, table: bytes | None) -> None:
+def of_other_manifests(table: bytes) -> bytes:
+    """Every row is of a file that is not there any more, and names an earlier night."""
+    document = json.loads(table)
+    for row in document["jobs"]:
+        row["manifest"]["sha256"], row["manifest_git_oid"] = "0" * 64, "0" * 40
+        row["captured_at"] = "2026-10-01T03:30:00Z"
+    return json.dumps(document).encode()
+
+
+TABLES: dict[str, Callable[[bytes], bytes | None]] = {
+    "right": lambda table: table,
+    "none": lambda _: None,
+    "cut off": lambda _: b"{",
+    "other fields": lambda _: b'{"jobs": [], "new": 1}',
+    "of no job": lambda _: b'{"jobs": []}',
+    "of other manifests": of_other_manifests,
+}
+
+
+@pytest.mark.parametrize("change", TABLES.values(), ids=TABLES)
+def test_what_the_table_does_not_say_of_the_manifests_that_are_there_they_say(
+    copied: Path, change: Callable[[bytes], bytes | None]
+) -> None:
+    """In a folder, and in a repository, where as many manifests are read as the table leaves to say."""
+    table = change((copied / JOBS_PATH).read_bytes())
     (copied / JOBS_PATH).unlink()
     if table is not None:
         (copied / JOBS_PATH).write_bytes(table)
     assert nights(copied, "2026-11-02") == [1, 2]
+    tree = {path.relative_to(copied).as_posix(): path.read_bytes() for path in copied.rglob("*.json")}
+    with FakeHub() as hub:
+        hub.add_repo("org/nights", tree)
+        files = HubFiles("org/nights", endpoint=hub.url)
+        assert list(read_jobs(files, None, "2026-11-03")) == NIGHTS[2:]
+        assert (manifest_path(NIGHTS[0]) in hub.paths_read) == (change is not TABLES["right"])
 
 
 def test_a_manifest_of_many_shards_and_rejects_is_read(copied: Path) -> None:
