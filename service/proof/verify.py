@@ -23,14 +23,13 @@ from schemas.names import index_path, is_inside, manifest_path, token_freq_path
 from service.artifacts.dataset_files import Files, LocalFiles
 from service.errors import EngineRefused, NotFound
 from service.proof.head import Head
+from service.proof.strays import is_manifest, strays
 from service.proof.tally import DatasetTally, Finding, JobTally
 from service.proof.verify_unit import verify_unit
 from service.visible import one_line
 
 __all__ = ["Finding", "VerifyReport", "verify_dataset"]
 
-_DATA_FOLDERS = frozenset({"data", "index", "manifests"})
-_DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
 _SHOWN = 50
 MISSING = "is missing"
 SUMMED = ("rows", "tokens", "consumed_shards", "logit_rows", "logit_argmax_agree")
@@ -58,6 +57,7 @@ class VerifyReport(Wire):
     """What was read and what was found. `logit_max_error` is the largest |log-probability difference|.
 
     `proven` is what each job's manifest says of its capture: the canary cannot be repeated without an engine.
+    `not_complete` are jobs that have files and no manifest: they are captured or pushed still, or given up.
     As a string it is the plain lines that the command prints, the verdict last.
     """
 
@@ -72,6 +72,7 @@ class VerifyReport(Wire):
     logit_argmax_agree: int
     logit_max_error: float
     proven: dict[str, CheckReport] = Field(default_factory=dict)
+    not_complete: tuple[str, ...] = Field(default=(), exclude_if=lambda jobs: not jobs)
     findings: tuple[Finding, ...]
 
     @computed_field  # type: ignore[prop-decorator]
@@ -96,6 +97,9 @@ class VerifyReport(Wire):
             lines.append("logit check: not made (it needs the model's folder, layer N and witnesses)")
         for job_id, checks in self.proven.items():
             lines += _canary_lines(job_id, checks)
+        if self.not_complete:
+            jobs = f"{_many(len(self.not_complete), 'job')} without a manifest, captured still or given up"
+            lines.append(f"not complete: {jobs}: {', '.join(self.not_complete[:_SHOWN])}")
         lines += [f"error: {finding.path}: {finding.what}" for finding in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:
             lines.append(f"error: and {len(self.findings) - _SHOWN} more")
@@ -133,6 +137,7 @@ def verify_dataset(
         raise NotFound(f"{dataset} is no folder")
     files = LocalFiles(dataset) if isinstance(dataset, Path) else dataset
     findings: list[Finding] = []
+    begun_at = files.paths()
     jobs = list(read_manifests(files, findings))
     sums = dict.fromkeys(SUMMED, 0)
     max_error = 0.0
@@ -151,7 +156,10 @@ def verify_dataset(
         max_error = max(max_error, counted.logit_max_error)
         if tally is not None:
             tally.jobs.append((job, counted))
-    findings += _strays(files, jobs)
+    complete = {PurePosixPath(path).stem for path in begun_at if is_manifest(path)}
+    named = {entry.path for job in jobs for entry in _entries(job)}
+    unnamed, not_complete = strays(files.paths(), named, complete)
+    findings += unnamed
     return VerifyReport(
         where=files.name,
         jobs=len(jobs),
@@ -160,13 +168,14 @@ def verify_dataset(
         **sums,
         logit_max_error=max_error,
         proven={job.provenance.job_id: job.checks for job in jobs},
+        not_complete=not_complete,
         findings=tuple(findings),
     )
 
 
 def read_manifests(files: Files, findings: list[Finding]) -> Iterator[Manifest]:
     """Yield every readable manifest; append what is wrong with any of them to `findings`."""
-    paths = [path for path in files.paths() if _is_manifest(path)]
+    paths = [path for path in files.paths() if is_manifest(path)]
     if not paths:
         findings.append(Finding(path="manifests/", what="holds no manifest"))
     for path in paths:
@@ -180,11 +189,6 @@ def read_manifests(files: Files, findings: list[Finding]) -> Iterator[Manifest]:
             findings.append(Finding(path=path, what=fault))
         findings += [Finding(path=path, what=what) for what in _manifest_faults(path, manifest)]
         yield manifest
-
-
-def _is_manifest(path: str) -> bool:
-    parts = PurePosixPath(path)
-    return len(parts.parts) == 2 and parts.parts[0] == "manifests" and parts.suffix == ".json"
 
 
 def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
@@ -352,14 +356,3 @@ def _file_faults(folder: Path, entry: FileEntry, reading: Reading) -> Iterator[s
         yield f"has {stat.st_size} bytes, the manifest says {entry.bytes}"
     elif (digest := sha256_of(file, partial(next, notes, None))[0]) != entry.sha256:
         yield f"has sha256 {digest}, the manifest says {entry.sha256}"
-
-
-def _strays(files: Files, jobs: list[Manifest]) -> Iterator[Finding]:
-    """Yield data files that no manifest names."""
-    named = {entry.path for job in jobs for entry in _entries(job)}
-    for name in files.paths():
-        path = PurePosixPath(name)
-        if name in named or _is_manifest(name):
-            continue
-        if path.parts[0] in _DATA_FOLDERS or path.suffix in _DATA_SUFFIXES:
-            yield Finding(path=name, what="no manifest names this file")

@@ -217,6 +217,18 @@ def test_a_broken_dataset_is_told_with_exit_code_1(run: Run, dataset: Path):
     assert json.loads(run("verify", dataset, "--json").out)["ok"] is False
 
 
+def test_a_job_that_is_not_complete_is_told_with_exit_code_0(run: Run, dataset: Path):
+    stored = dataset / "data" / "j-0000000000000000" / "train-00000.parquet"
+    stored.parent.mkdir()
+    stored.write_bytes(b"x")
+    ran = run("verify", dataset)
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, "the dataset is right")
+    assert (
+        f"not complete: 1 job without a manifest, captured still or given up: {stored.parent.name}" in ran.out
+    )
+    assert json.loads(run("verify", dataset, "--json").out)["not_complete"] == [stored.parent.name]
+
+
 def test_what_is_no_dataset_or_no_repository_is_wrong_usage(run: Run, tmp_path: Path, dataset: Path):
     verified = run("verify", tmp_path / "missing")
     assert (verified.code, "cure:" in verified.err) == (2, True)

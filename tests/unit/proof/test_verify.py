@@ -8,7 +8,7 @@ import pytest
 
 from schemas.dataset import seal
 from schemas.dataset.manifest import CanaryReport, Manifest
-from schemas.names import FINAL_NORM_PATH, shard_path
+from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path, token_freq_path
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import NotFound
 from service.proof import verify
@@ -33,6 +33,8 @@ from tests.unit.proof.made_dataset import (
     make_it_end_its_process,
     said,
 )
+
+BEGUN = "j-00000000000beb0c"
 
 
 def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
@@ -167,9 +169,59 @@ def test_files_of_tools_and_the_card_are_no_data(dataset):
 
 def test_a_dataset_without_a_manifest_is_broken(dataset):
     (dataset.folder / MANIFEST).unlink()
-    findings = said(dataset.verify())
-    assert "manifests/: holds no manifest" in findings
-    assert f"{SHARD}: no manifest names this file" in findings
+    report = dataset.verify()
+    assert "manifests/: holds no manifest" in said(report)
+    assert report.not_complete == (JOB,)
+
+
+def store_some(folder: Path) -> set[str]:
+    """Let a job have stored its first unit, as it does long before its manifest."""
+    paths = {shard_path(BEGUN, 0), index_path(BEGUN, 0), token_freq_path(BEGUN)}
+    for path in paths:
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(b"x")
+    return paths
+
+
+def test_a_job_that_is_captured_still_or_was_given_up_is_no_fault(dataset):
+    before = dataset.verify()
+    store_some(dataset.folder)
+    report = dataset.verify()
+    assert report.ok and report.not_complete == (BEGUN,)
+    line = f"not complete: 1 job without a manifest, captured still or given up: {BEGUN}"
+    assert str(report).splitlines()[-2:] == [line, "the dataset is right"]
+    assert json.loads(report.model_dump_json())["not_complete"] == [BEGUN]
+    assert "not_complete" not in json.loads(before.model_dump_json())
+
+
+def test_a_job_that_lands_while_the_others_are_read_is_no_fault(dataset):
+    """Its manifest comes after those that are read were listed."""
+
+    def land(path: str | None) -> None:
+        manifest = dataset.folder / manifest_path(BEGUN)
+        manifest.write_text((dataset.folder / MANIFEST).read_text().replace(JOB, BEGUN))
+
+    store_some(dataset.folder)
+    report = verify_dataset(dataset.folder, reading=Reading(land))
+    assert report.ok, said(report)
+    assert report.not_complete == (BEGUN,)
+
+
+def test_the_files_of_a_job_whose_manifest_cannot_be_read_are_named(dataset):
+    paths = store_some(dataset.folder)
+    (dataset.folder / manifest_path(BEGUN)).write_text("{")
+    report = dataset.verify()
+    assert {finding.path for finding in report.findings} == paths | {manifest_path(BEGUN)}
+    assert report.not_complete == ()
+
+
+@pytest.mark.parametrize(
+    "path", ["data/j-1/x.parquet", f"data/{'j-' + '1' * 16}", f"x/{'j-' + '1' * 16}/a.parquet"]
+)
+def test_what_is_in_no_folder_of_a_job_is_named_though_it_looks_like_one(dataset, path):
+    (dataset.folder / path).parent.mkdir(exist_ok=True, parents=True)
+    (dataset.folder / path).write_bytes(b"x")
+    assert said(dataset.verify()) == f"{path}: no manifest names this file"
 
 
 def test_a_folder_that_does_not_exist_is_not_found(tmp_path):

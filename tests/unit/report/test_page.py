@@ -239,6 +239,16 @@ def test_a_dataset_without_a_manifest_has_a_page(made):
     assert "holds no manifest" in root.one("section", "findings").text()
 
 
+def test_jobs_that_are_not_complete_are_counted_beside_the_verdict(made):
+    assert "Not complete" not in page(made).one("section", "verdict").text()
+    stored = made / shard_path("j-0000000000000000", 0)
+    stored.parent.mkdir()
+    stored.write_bytes(b"x")
+    verdict = page(made).one("section", "verdict").text()
+    assert verdict.startswith("The dataset is right")
+    assert "Not complete, and so not read: 1 job without a manifest." in verdict
+
+
 def test_several_jobs_have_a_section_each_and_a_list(made, unit, tmp_path):
     other = second_job(made, tmp_path)
     root = page(made)
