@@ -16,15 +16,17 @@ from pydantic import Field, computed_field
 from schemas.base import Wire
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
+from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import CheckReport, Manifest, read_manifest
 from schemas.dataset.seal import BLOCK_BYTES, sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
-from schemas.names import index_path, is_inside, manifest_path, token_freq_path
+from schemas.names import JOBS_PATH, index_path, is_inside, manifest_path, token_freq_path
 from service.artifacts.dataset_files import Files, LocalFiles
 from service.errors import EngineRefused, NotFound
 from service.proof.head import Head
 from service.proof.strays import is_manifest, strays
 from service.proof.tally import DatasetTally, Finding, JobTally
+from service.proof.verify_table import table_faults
 from service.proof.verify_unit import verify_unit
 from service.visible import one_line
 
@@ -138,7 +140,9 @@ def verify_dataset(
     files = LocalFiles(dataset) if isinstance(dataset, Path) else dataset
     findings: list[Finding] = []
     begun_at = files.paths()
-    jobs = list(read_manifests(files, findings))
+    rows: dict[str, JobEntry] = {}
+    jobs = list(read_manifests(files, findings, rows))
+    findings += [Finding(path=JOBS_PATH, what=what) for what in table_faults(files, rows)]
     sums = dict.fromkeys(SUMMED, 0)
     max_error = 0.0
     heads: dict[str, Head] = {}
@@ -173,21 +177,27 @@ def verify_dataset(
     )
 
 
-def read_manifests(files: Files, findings: list[Finding]) -> Iterator[Manifest]:
-    """Yield every readable manifest; append what is wrong with any of them to `findings`."""
+def read_manifests(files: Files, findings: list[Finding], rows: dict[str, JobEntry]) -> Iterator[Manifest]:
+    """Yield every readable manifest; append what is wrong with any of them to `findings`.
+
+    Add to `rows`, by the manifest's path, the row that the table of jobs should have for it.
+    """
     paths = [path for path in files.paths() if is_manifest(path)]
     if not paths:
         findings.append(Finding(path="manifests/", what="holds no manifest"))
     for path in paths:
         try:
             with files.held([path]) as folder:
-                manifest, fault = read_manifest((folder / path).read_bytes(), PurePosixPath(path).name)
+                content = (folder / path).read_bytes()
+                manifest, fault = read_manifest(content, PurePosixPath(path).name)
         except (OSError, DatasetError, MemoryError) as error:
             findings.append(Finding(path=path, what=f"cannot be read: {error or 'it takes too much memory'}"))
             continue
         if fault is not None:
             findings.append(Finding(path=path, what=fault))
         findings += [Finding(path=path, what=what) for what in _manifest_faults(path, manifest)]
+        if path == manifest_path(manifest.provenance.job_id) and manifest.shards:
+            rows[path] = JobEntry.of(manifest, content)
         yield manifest
 
 

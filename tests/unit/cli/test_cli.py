@@ -229,6 +229,12 @@ def test_a_job_that_is_not_complete_is_told_with_exit_code_0(run: Run, dataset: 
     assert json.loads(run("verify", dataset, "--json").out)["not_complete"] == [stored.parent.name]
 
 
+def test_a_table_of_jobs_that_is_none_is_told_with_exit_code_1(run: Run, dataset: Path):
+    (dataset / "jobs.json").write_text("not json")
+    ran = run("verify", dataset)
+    assert (ran.code, "error: jobs.json: is not a table of this version" in ran.out) == (1, True)
+
+
 def test_what_is_no_dataset_or_no_repository_is_wrong_usage(run: Run, tmp_path: Path, dataset: Path):
     verified = run("verify", tmp_path / "missing")
     assert (verified.code, "cure:" in verified.err) == (2, True)

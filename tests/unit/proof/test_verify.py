@@ -130,7 +130,7 @@ def test_every_flipped_bit_of_the_manifest_is_found(dataset):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         path.write_bytes(data)
         findings: list[Finding] = []
-        read = list(read_manifests(LocalFiles(dataset.folder), findings))
+        read = list(read_manifests(LocalFiles(dataset.folder), findings, {}))
         assert findings or read == [right]
 
 

@@ -1,0 +1,42 @@
+"""`jobs.json` of a dataset, held against the manifests that are there."""
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import ValidationError
+
+from schemas.base import first_fault
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, JobsTable
+from schemas.names import JOBS_PATH
+from service.artifacts.dataset_files import Files, HubFiles, read_file
+
+
+def table_faults(files: Files, told: Mapping[str, JobEntry]) -> Iterator[str]:
+    """Yield what is wrong with the table, if there is one; `told` is what it should say of each manifest.
+
+    What is wrong with it ends the next push, or gives a wrong card. Raises OptionRefused, HubUnavailable.
+    """
+    paths = set(files.paths())
+    if JOBS_PATH not in paths:
+        return
+    try:
+        table = JobsTable.model_validate_json(read_file(files, JOBS_PATH, MAX_TABLE_BYTES))
+    except ValidationError as error:
+        yield f"is not a table of this version: {first_fault(error)}"
+        return
+    except (DatasetError, EOFError, MemoryError) as error:
+        yield f"cannot be read: {error or 'it takes too much memory'}"
+        return
+    rows = table.counting({path: row.manifest.sha256 for path, row in told.items()})
+    stale = {row.manifest.path for row in table.jobs if rows.get(row.manifest.path) != row}
+    for path in sorted(stale):
+        yield f"lists {path}" + (" as it is not there" if path in paths else ", which is not there")
+    # A folder may be put together of several, and a push of it makes the repository's table anew.
+    for path in sorted(told.keys() - rows.keys() - stale) if isinstance(files, HubFiles) else ():
+        yield f"does not list {path} as it is there"
+    for path, row in rows.items():
+        # By what is written of them: one that is not a number differs from itself.
+        names, right = JobEntry.model_fields, told[path]
+        wrong = [name for name in names if repr(getattr(row, name)) != repr(getattr(right, name))]
+        if wrong:
+            yield f"says other things of {path} than it does itself: {', '.join(wrong)}"

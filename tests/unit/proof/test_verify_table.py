@@ -1,0 +1,95 @@
+"""`jobs.json`, held against the manifests: what would end the next push, or give a wrong card."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, table_of
+from schemas.dataset.manifest import read_manifest
+from schemas.names import JOBS_PATH
+from service.artifacts.dataset_files import HubFiles
+from service.proof.verify import verify_dataset
+from tests.support.fake_hub import FakeHub
+from tests.unit.proof.made_dataset import MANIFEST, Dataset, said
+
+GONE = "j-0000000000000000"
+
+
+def write_table(folder: Path, change: Callable[[list[dict[str, Any]]], object] = lambda rows: None) -> None:
+    content = (folder / MANIFEST).read_bytes()
+    document = json.loads(table_of([JobEntry.of(read_manifest(content, MANIFEST)[0], content)]))
+    change(document["jobs"])
+    (folder / JOBS_PATH).write_text(json.dumps(document))
+
+
+def add_one_that_is_gone(rows: list[dict[str, Any]]) -> None:
+    gone = json.loads(json.dumps(rows[0]).replace(rows[0]["provenance"]["job_id"], GONE))
+    rows.append(gone)
+
+
+def make_stale(rows: list[dict[str, Any]]) -> None:
+    rows[0]["manifest"]["sha256"], rows[0]["manifest_git_oid"] = "0" * 64, "0" * 40
+
+
+def test_a_right_table_is_no_fault(dataset: Dataset) -> None:
+    write_table(dataset.folder)
+    assert dataset.verify(model_folder=None).ok
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (add_one_that_is_gone, f"lists manifests/{GONE}.json, which is not there"),
+        (make_stale, f"lists {MANIFEST} as it is not there"),
+        (
+            lambda rows: rows[0].update(captured_at="2000-01-01T00:00:00Z"),
+            f"says other things of {MANIFEST} than it does itself: captured_at",
+        ),
+        (
+            lambda rows: rows[0].update(manifest_git_oid="0" * 40),
+            f"says other things of {MANIFEST} than it does itself: manifest_git_oid",
+        ),
+    ],
+)
+def test_a_row_that_is_not_of_a_manifest_that_is_there_is_named(
+    dataset: Dataset, change: Callable[[list[dict[str, Any]]], None], what: str
+) -> None:
+    write_table(dataset.folder, change)
+    assert said(dataset.verify(model_folder=None)) == f"{JOBS_PATH}: {what}"
+
+
+@pytest.mark.parametrize("content", [b"not json", b"[]", b"\xff", b'{"jobs": [{}]}'])
+def test_what_is_no_table_is_named(dataset: Dataset, content: bytes) -> None:
+    (dataset.folder / JOBS_PATH).write_bytes(content)
+    assert said(dataset.verify(model_folder=None)).startswith(
+        f"{JOBS_PATH}: is not a table of this version: "
+    )
+
+
+def test_a_table_that_no_push_would_read_is_named(dataset: Dataset) -> None:
+    write_table(dataset.folder)
+    os.truncate(dataset.folder / JOBS_PATH, MAX_TABLE_BYTES + 1)
+    what = f"cannot be read: {JOBS_PATH} has {MAX_TABLE_BYTES + 1} bytes"
+    assert said(dataset.verify(model_folder=None)).startswith(f"{JOBS_PATH}: {what}")
+
+
+def test_a_table_that_does_not_list_a_manifest_is_a_fault_of_a_repository_alone(dataset: Dataset) -> None:
+    """A folder may be put together of several, each with a table; what pushes it writes another."""
+    write_table(dataset.folder, lambda rows: rows.clear())
+    assert dataset.verify(model_folder=None).ok
+    paths = [path for path in dataset.folder.rglob("*") if path.is_file()]
+    tree = {path.relative_to(dataset.folder).as_posix(): path.read_bytes() for path in paths}
+    with FakeHub() as hub:
+        hub.add_repo("org/states", tree)
+        report = verify_dataset(HubFiles("org/states", endpoint=hub.url))
+    assert said(report) == f"{JOBS_PATH}: does not list {MANIFEST} as it is there"
+
+
+def test_a_manifest_that_cannot_be_read_is_named_with_its_row(dataset: Dataset) -> None:
+    write_table(dataset.folder)
+    (dataset.folder / MANIFEST).write_text("{")
+    assert f"{JOBS_PATH}: lists {MANIFEST} as it is not there" in said(dataset.verify(model_folder=None))
