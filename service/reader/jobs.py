@@ -70,8 +70,8 @@ def _moment(since: str | date) -> datetime:
 def _told(files: Files, jobs: Iterable[str]) -> dict[str, Manifest | JobEntry]:
     """Return, for each job, the manifest or table row that says when it was captured.
 
-    In a repository each manifest costs a request. There the table of jobs is used, but only its rows made from
-    the manifests as they are now.
+    In a repository each manifest costs a request. There the table of jobs is used, but only its rows made
+    from the manifests as they are now.
     """
     rows: dict[str, JobEntry] = {}
     if isinstance(files, HubFiles) and files.has(JOBS_PATH):
