@@ -27,8 +27,8 @@ SMALL_BYTES = 2**27
 """Maximum size of a table of jobs, a card or a final norm."""
 MANIFEST_BYTES = 2**30
 """Maximum size of a manifest, which lists every shard and reject: 100,000 shards of five layers and a million
-rejects take a third of it. Listing fewer rejects would not suffice: so many shards of many layers alone exceed
-`SMALL_BYTES`.
+rejects take a third of it. Listing fewer rejects would not suffice: so many shards of many layers exceed
+`SMALL_BYTES` alone.
 """
 
 
