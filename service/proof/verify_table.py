@@ -29,11 +29,14 @@ def table_faults(files: Files, told: Mapping[str, JobEntry]) -> Iterator[str]:
         return
     rows = table.counting({path: row.manifest.sha256 for path, row in told.items()})
     stale = {row.manifest.path for row in table.jobs if rows.get(row.manifest.path) != row}
-    for path in sorted(stale):
-        yield f"lists {path}" + (" as it is not there" if path in paths else ", which is not there")
-    # A folder may be put together of several, and a push of it makes the repository's table anew.
-    for path in sorted(told.keys() - rows.keys() - stale) if isinstance(files, HubFiles) else ():
-        yield f"does not list {path} as it is there"
+    for path in sorted(stale & paths):
+        yield f"lists {path} as it is not there"
+    # A folder may hold some of the jobs, or those of several folders: a push of it writes another table.
+    if isinstance(files, HubFiles):
+        yield from (f"lists {path}, which is not there" for path in sorted(stale - paths))
+        yield from (
+            f"does not list {path} as it is there" for path in sorted(told.keys() - rows.keys() - stale)
+        )
     for path, row in rows.items():
         # By what is written of them: one that is not a number differs from itself.
         names, right = JobEntry.model_fields, told[path]

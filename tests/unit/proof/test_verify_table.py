@@ -43,7 +43,6 @@ def test_a_right_table_is_no_fault(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (add_one_that_is_gone, f"lists manifests/{GONE}.json, which is not there"),
         (make_stale, f"lists {MANIFEST} as it is not there"),
         (
             lambda rows: rows[0].update(captured_at="2000-01-01T00:00:00Z"),
@@ -77,16 +76,25 @@ def test_a_table_that_no_push_would_read_is_named(dataset: Dataset) -> None:
     assert said(dataset.verify(model_folder=None)).startswith(f"{JOBS_PATH}: {what}")
 
 
-def test_a_table_that_does_not_list_a_manifest_is_a_fault_of_a_repository_alone(dataset: Dataset) -> None:
-    """A folder may be put together of several, each with a table; what pushes it writes another."""
-    write_table(dataset.folder, lambda rows: rows.clear())
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (add_one_that_is_gone, f"lists manifests/{GONE}.json, which is not there"),
+        (lambda rows: rows.clear(), f"does not list {MANIFEST} as it is there"),
+    ],
+)
+def test_a_table_of_other_jobs_is_a_fault_of_a_repository_alone(
+    dataset: Dataset, change: Callable[[list[dict[str, Any]]], None], what: str
+) -> None:
+    """A folder may hold some of the jobs, or those of several; what pushes it writes another table."""
+    write_table(dataset.folder, change)
     assert dataset.verify(model_folder=None).ok
     paths = [path for path in dataset.folder.rglob("*") if path.is_file()]
     tree = {path.relative_to(dataset.folder).as_posix(): path.read_bytes() for path in paths}
     with FakeHub() as hub:
         hub.add_repo("org/states", tree)
         report = verify_dataset(HubFiles("org/states", endpoint=hub.url))
-    assert said(report) == f"{JOBS_PATH}: does not list {MANIFEST} as it is there"
+    assert said(report) == f"{JOBS_PATH}: {what}"
 
 
 def test_a_manifest_that_cannot_be_read_is_named_with_its_row(dataset: Dataset) -> None:
