@@ -9,7 +9,7 @@ Imports torch: import it lazily.
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -57,7 +57,7 @@ class Canary:
         self._is_early = False
 
     async def __aenter__(self) -> Self:
-        """Do nothing: `begin_early` or `ensure` starts the canary."""
+        """Do nothing before `begin_early`, or else `run`."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -81,19 +81,19 @@ class Canary:
             max_bytes = available_bytes() // _EARLY_SHARE
         self._begin(spec, prompts, max_bytes)
 
-    async def ensure(self, session: EngineSession, inspect: Callable[[], Awaitable[EngineSpec]]) -> None:
-        """Return at once if the canary is skipped or has passed before; otherwise run it and record its pass.
+    async def has_passed(self, session: EngineSession) -> bool:
+        """Say whether the canary is skipped, or passed before on such an engine."""
+        return self._lease.skips_canary or await self._passed(self._digest(session))
 
-        `inspect` reads the job's own model: the engine may have been started from another folder with the
-        same weights, which may have changed since.
+    async def run(self, session: EngineSession, spec: EngineSpec) -> None:
+        """Run it and record that it passed.
+
+        `spec` is of the job's own model, read now: the engine may have been started from another folder with
+        the same weights, which has changed since.
 
         Raises StatesWrong naming the layer, EngineRefused if there is no reference, EngineDied, WriteFailed.
         """
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
-        digest = canaries.canary_digest(session.provenance(job_id, identity))
-        if self._lease.skips_canary or await self._passed(digest):
-            return
-        spec = await inspect()
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
         reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
         captured = await self._capture(session, prompts)
@@ -113,8 +113,11 @@ class Canary:
             seconds=round(expected.seconds, 3),
             peak_bytes=expected.peak_bytes,
         )
-        for name in (digest, canaries.states_digest(identity)):
+        for name in (self._digest(session), canaries.states_digest(identity)):
             await asyncio.to_thread(self._store.write, canaries.record, name, passed.model_dump_json())
+
+    def _digest(self, session: EngineSession) -> str:
+        return canaries.canary_digest(session.provenance(self._lease.attempt_id.job_id, self._lease.identity))
 
     async def _passed(self, digest: str) -> bool:
         return await asyncio.to_thread(self._store.read, canaries.report, digest) is not None

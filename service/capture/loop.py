@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from schemas.worker import Role
 from service.capture import scratch
 from service.capture.attempt_files import land_unit
 from service.capture.budget import InFlight
+from service.capture.held import HeldUnit
 from service.capture.imports import import_engine
 from service.capture.interruption import unless
 from service.capture.renderer import Renderers
@@ -48,28 +48,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Unit:
-    """A leased unit while its attempt lasts."""
-
-    lease: UnitLease
-    keeping: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    leased: bool = True
-    """False once it is committed, failed or lost: the lease is then neither extended nor given back."""
-    task: asyncio.Task[None] | None = None
-    """None while its engine is being prepared."""
-    commits: bool = False
-    """True while its commit is in progress, which finds out itself whether the lease was lost."""
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once another worker has the unit, or its job was stopped."""
-    needs_engine: bool = True
-    """False once the engine has answered every row."""
-    alone: bool = False
-    """Whether it runs without other units, so that the engine's death can be attributed to it."""
-    session: EngineSession | None = None
-    """The engine session that it runs on."""
-
-
 class Capture:
     """Runs until `stop` is set, or until job `only_job` needs no more capture."""
 
@@ -89,7 +67,7 @@ class Capture:
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._renderers = Renderers(store, settings)
-        self._units: dict[AttemptId, _Unit] = {}
+        self._units: dict[AttemptId, HeldUnit] = {}
         self._host: int | None = None
         """The number of this worker's host, once it was read from the store."""
         self._waits: str | None = None
@@ -225,9 +203,9 @@ class Capture:
         unit.task.add_done_callback(lambda _: self._ended(unit))
         return True
 
-    def _keep(self, lease: UnitLease) -> _Unit:
-        """Keep a lease from now on; a lost unit is cancelled."""
-        unit = self._units[lease.attempt_id] = _Unit(lease)
+    def _keep(self, lease: UnitLease) -> HeldUnit:
+        """Keep a lease from now on; a unit that is lost is cancelled."""
+        unit = self._units[lease.attempt_id] = HeldUnit(lease)
         unit.alone = lease.is_probe or lease.lone_deaths is not None
         loop = asyncio.get_running_loop()
 
@@ -237,38 +215,38 @@ class Capture:
         unit.keeping.enter_context(self._keeper.keep(lease, on_lost))
         return unit
 
-    def _lost(self, unit: _Unit) -> None:
+    def _lost(self, unit: HeldUnit) -> None:
         unit.lost.set()
         if unit.leased and unit.task is not None and not unit.commits:
             unit.task.cancel()
         self._let_go(unit)
 
-    def _let_go(self, unit: _Unit) -> None:
+    def _let_go(self, unit: HeldUnit) -> None:
         unit.leased = False
         unit.keeping.close()
 
-    def _ended(self, unit: _Unit) -> None:
+    def _ended(self, unit: HeldUnit) -> None:
         self._units.pop(unit.lease.attempt_id, None)
         self._renderers.keep({other.lease.job_id for other in self._units.values()})
         unit.keeping.close()
         self._room.set()
 
-    def _answered(self, unit: _Unit) -> None:
+    def _answered(self, unit: HeldUnit) -> None:
         unit.needs_engine = False
         self._room.set()
 
-    async def _session_for(self, unit: _Unit) -> EngineSession:
+    async def _session_for(self, unit: HeldUnit) -> EngineSession:
         """Return an engine for a unit; one that runs alone waits for all others."""
         if unit.alone and (running := self._tasks()):
             await asyncio.wait(running)
-        return await self._engine_for(unit.lease)
+        return await self._engine_for(unit)
 
-    async def _engine_for(self, lease: UnitLease) -> EngineSession:
-        """Return an engine that serves the lease's job, once its canary has passed.
+    async def _engine_for(self, unit: HeldUnit) -> EngineSession:
+        """Return an engine that serves the unit's job, once its canary has passed.
 
         If another engine is needed, the units of the old one finish first.
         """
-        session = self._engine.session
+        session, lease = self._engine.session, unit.lease
         if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
             return session
         # The worker's start does not wait for the import of torch and the engine.
@@ -289,14 +267,17 @@ class Capture:
                 session = await self._engine.start(lease, spec, head)
                 self._news.set()
             try:
-                await canary.ensure(session, inspect)
+                if not await canary.has_passed(session):
+                    spec = await inspect()
+                    unit.on_trial = session
+                    await canary.run(session, spec)
             except (StatesWrong, EngineRefused):
                 await self._engine.check_unchanged(lease)  # the reference may have read another model
                 raise
         session.proven = session.proven or not lease.skips_canary
         return session
 
-    async def _run_unit(self, unit: _Unit, session: EngineSession) -> None:
+    async def _run_unit(self, unit: HeldUnit, session: EngineSession) -> None:
         from service.capture.unit_run import UnitRun
 
         run = UnitRun(
@@ -306,8 +287,8 @@ class Capture:
         if commit is not None:
             await self._supervised(unit, self._commit(unit, session, commit))
 
-    async def _commit(self, unit: _Unit, session: EngineSession, commit: UnitCommit) -> None:
-        """Commit a proven unit, and move its files into the data folder if that is on this host.
+    async def _commit(self, unit: HeldUnit, session: EngineSession, commit: UnitCommit) -> None:
+        """Commit a proven unit, and move its files into the data folder if that is here.
 
         Retries while the store is unavailable, unless this worker is stopping. After a commit whose answer
         was lost, the next try raises LeaseLost; a sweep then moves its files.
@@ -335,8 +316,8 @@ class Capture:
         with writing(f"the files of unit {commit.attempt_id.unit}"):
             await asyncio.to_thread(land_unit, self._store, self._settings, commit)
 
-    async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`; whatever it raises ends only this attempt."""
+    async def _supervised(self, unit: HeldUnit, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
         with attempt(f"unit {unit.lease.attempt_id}", **unit.lease.named()) as end:
             return await work
         if end.error is not None:
@@ -345,12 +326,13 @@ class Capture:
             self._let_go(unit)
         return None
 
-    async def _fail(self, unit: _Unit, error: QuarryError) -> None:
-        """Record why an attempt failed; the error's class decides what happens to the unit and the job.
+    async def _fail(self, unit: HeldUnit, error: QuarryError) -> None:
+        """Record why an attempt ended; the error's class decides what becomes of the unit and the job.
 
-        The death of an engine is counted once.
+        The death of an engine is counted once; that of one which never served the unit says nothing of the
+        engine that is there.
         """
-        session = unit.session or self._engine.session
+        session = unit.session or unit.on_trial
         if session is not None and isinstance(error, StatesWrong | EngineStuck):
             # Before any await: other units on this engine check it before they commit.
             session.trusted = False
@@ -366,11 +348,8 @@ class Capture:
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
 
-    def _record_death(self, unit: _Unit, error: EngineDied) -> None:
-        """Give back a unit whose engine died, and block jobs that no worker can capture any more.
-
-        Raises as both do.
-        """
+    def _record_death(self, unit: HeldUnit, error: EngineDied) -> None:
+        """Give a unit back whose engine died, and block what no worker takes any more; raises as both do."""
         lone = unit.session if unit.alone else None
         how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
         rest_s = self._settings.engine_rest_s

@@ -68,7 +68,8 @@ class Session:
                 spec = await self.engine.inspect(lease)
                 session = await self.engine.start(lease, spec, await self.engine.prepare(spec))
             async with Canary(lease, shop.store, shop.settings) as canary:
-                await canary.ensure(session, lambda: self.engine.inspect(lease))
+                if not await canary.has_passed(session):
+                    await canary.run(session, await self.engine.inspect(lease))
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
             await UnitRun(lease, session, budget, shop.settings).run()
 
