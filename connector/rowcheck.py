@@ -39,9 +39,9 @@ class StatesWrongError(ValueError):
 
 
 class NotFiniteError(ValueError):
-    """A row holds NaN or infinity: the model overflowed on this sample.
+    """A row holds NaN or infinity: the model overflowed on this sample, or the device has failed.
 
-    The sample is rejected with this message; the unit does not fail.
+    The row is rejected with this message; the unit does not fail. The service decides whose fault it is.
     """
 
 

@@ -24,7 +24,7 @@ from schemas.dataset.framing import Cell, Page, ShardFile, pages
 from schemas.dataset.seal import make_folder, seal, temporary
 from schemas.dataset.tables import read_plan_table
 from schemas.names import PLAN_FILE, attempt_dir, shard_file
-from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
+from schemas.receipts import NOT_FINITE, OpenUnit, RejectedRow, UnitSealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class UnitWriter:
         try:
             readings = checker.check(states_LTH, self.layer_ids, look)
         except NotFiniteError as error:
-            rejected = RejectedRow(row=row, reason="not-finite", detail=str(error))
+            rejected = RejectedRow(row=row, reason=NOT_FINITE, detail=str(error))
             return EncodedRow(job, ids, look.sums_LT, rejected=rejected)
         if not mask.any():
             detail = "the target's answer holds no token with a state"
@@ -123,7 +123,7 @@ class UnitWriter:
             self._rejected.append(encoded.rejected)
         else:
             self._append(encoded)
-        if encoded.rejected is None or encoded.rejected.reason != "not-finite":
+        if encoded.rejected is None or encoded.rejected.reason != NOT_FINITE:
             self._repeats.check(encoded.sums_LT, encoded.ids, self.layer_ids)
 
     def void(self, row: int) -> None:

@@ -112,6 +112,10 @@ class UnitOpened(Wire):
     rank: int
 
 
+NOT_FINITE = "not-finite"
+"""The reason of a row that holds NaN or infinity."""
+
+
 class RejectedRow(Wire):
     """A row that the engine ran but that must not be stored, for example because it is not finite."""
 

@@ -21,7 +21,8 @@
     |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
     |-- EngineRefused             500  the engine cannot extract this: permanent
     |-- EngineDied                503  the engine stopped: the unit is retried, the worker counts the death
-    |   `-- EngineStuck                it runs but does not answer: the next unit gets a new engine
+    |   |-- EngineStuck                it runs but does not answer: the next unit gets a new engine
+    |   `-- StatesNotFinite            it yields NaN or infinity, which no second engine has confirmed yet
     |-- StatesWrong               500  rows disagree with the model: permanent, never published
     |-- ServiceBusy               503  too many requests at once: ask again
     |-- PlanningDied              503  the process that tokenizes died: retried, finally blocked
@@ -251,6 +252,13 @@ class EngineStuck(EngineDied):
 
     title = "The engine does not answer"
     usual_cure = "check the GPU; raise QUARRY_ENGINE_SILENCE_S if an answer may take that long"
+
+
+class StatesNotFinite(EngineDied):
+    """The engine yields NaN or infinity. Another one is started, to confirm the same rows."""
+
+    title = "States are not finite"
+    usual_cure = "nothing to do: another engine runs the unit again; if this persists, check the GPU in the kernel's log"
 
 
 class StatesWrong(QuarryError):

@@ -24,6 +24,7 @@ from schemas.dataset.states import read_states
 from schemas.names import canary_unit
 from schemas.receipts import AttemptId, UnitSealed
 from schemas.request import Dtype
+from service.capture.answering import row_name
 from service.capture.attempt_files import attempt_folder, open_attempt
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.receipt_errors import in_time, raise_failure, silent
@@ -96,7 +97,10 @@ class Canary:
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
         reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
-        captured = await self._capture(session, prompts)
+        captured = await capture_prompts(self._lease, self._settings, session, prompts)
+        if not all(captured):
+            missing = [row for row, layers in enumerate(captured) if not layers]
+            raise EngineDied(f"the canary's prompts {missing} came back without states")
         try:
             expected = await reference
         except EngineRefused as refused:
@@ -160,34 +164,40 @@ class Canary:
             except (EngineRefused, StatesWrong) as error:
                 raise wrong from error
 
-    async def _capture(self, session: EngineSession, prompts: Sequence[Sequence[int]]) -> States:
-        """Capture `prompts` as a separate unit and return their states."""
-        lease, settings, link = self._lease, self._settings, session.link
-        attempt_id = AttemptId(
-            job_id=lease.attempt_id.job_id,
-            unit=canary_unit(lease.attempt_id.unit),
-            epoch=lease.attempt_id.epoch,
-        )
-        folder = attempt_folder(settings, attempt_id)
-        plan = packed([_sample(row, ids) for row, ids in enumerate(prompts)])
-        # Uncompressed, whatever the job stores: the canary checks the capture, not the compression.
-        identity = lease.identity.model_copy(update={"compression": "none"})
-        try:
-            await open_attempt(link, settings, session.opening(attempt_id, len(prompts), identity), plan)
-            for row, ids in enumerate(prompts):
-                # One after the other, so that the last prompt finds its prefix in the cache.
-                ref = RowRef(attempt_id, row, len(ids))
-                prompt = Prompt(f"canary-{attempt_id.job_id}-{attempt_id.epoch}-{row}", tuple(ids), ref)
-                try:
-                    async with asyncio.timeout(settings.engine_silence_s):
-                        await session.engine.run(prompt)
-                except TimeoutError as error:
-                    raise silent(settings.engine_silence_s) from error
-            sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
-            return await asyncio.to_thread(_read, folder, sealed, len(prompts))
-        finally:
-            await link.abandon(attempt_id)
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # else the sweeper
+
+async def capture_prompts(
+    lease: UnitLease, settings: Settings, session: EngineSession, prompts: Sequence[Sequence[int]]
+) -> States:
+    """Capture `prompts` beside a unit, as one of their own; return their states, none where not finite.
+
+    Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
+    """
+    link = session.link
+    attempt_id = AttemptId(
+        job_id=lease.attempt_id.job_id,
+        unit=canary_unit(lease.attempt_id.unit),
+        epoch=lease.attempt_id.epoch,
+    )
+    folder = attempt_folder(settings, attempt_id)
+    plan = packed([_sample(row, ids) for row, ids in enumerate(prompts)])
+    # Uncompressed, whatever the job stores: the canary judges the capture.
+    identity = lease.identity.model_copy(update={"compression": "none"})
+    try:
+        await open_attempt(link, settings, session.opening(attempt_id, len(prompts), identity), plan)
+        for row, ids in enumerate(prompts):
+            # One after the other, so that the last prompt's prefix is in the cache when it comes.
+            ref = RowRef(attempt_id, row, len(ids))
+            prompt = Prompt(f"canary-{row_name(attempt_id, row)}", tuple(ids), ref)
+            try:
+                async with asyncio.timeout(settings.engine_silence_s):
+                    await session.engine.run(prompt)
+            except TimeoutError as error:
+                raise silent(settings.engine_silence_s) from error
+        sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
+        return await asyncio.to_thread(_read, folder, sealed, len(prompts))
+    finally:
+        await link.abandon(attempt_id)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # or the sweeper
 
 
 def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
@@ -201,10 +211,7 @@ def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
 
 
 def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> States:
-    """Read the states back.
-
-    Raises WriteFailed if a sealed file cannot be read, EngineDied if a prompt has no states.
-    """
+    """Raise WriteFailed if a sealed file cannot be read back."""
     states: list[dict[int, torch.Tensor]] = [{} for _ in range(num_prompts)]
     for receipt in receipts:
         if receipt.file is None:
@@ -216,7 +223,4 @@ def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> Sta
                     states[row] = {layer_id: read_states(shard, place, layer_id) for layer_id in layer_ids}
         except (DatasetError, OSError) as error:
             raise WriteFailed(f"the canary's file cannot be read back: {error}") from error
-    if not all(states):
-        missing = [row for row, layers in enumerate(states) if not layers]
-        raise EngineDied(f"the canary's prompts {missing} came back without states")
     return states

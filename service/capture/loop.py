@@ -32,6 +32,7 @@ from service.errors import (
     IllegalMove,
     NotFound,
     QuarryError,
+    StatesNotFinite,
     StatesWrong,
     StoreUnavailable,
     writing,
@@ -280,8 +281,9 @@ class Capture:
     async def _run_unit(self, unit: HeldUnit, session: EngineSession) -> None:
         from service.capture.unit_run import UnitRun
 
+        on_answered = partial(self._answered, unit)
         run = UnitRun(
-            unit.lease, session, self._budget, self._settings, lambda: self._answered(unit), self._renderers
+            unit.lease, session, self._budget, self._settings, on_answered, self._renderers, self._store
         )
         commit = await self._supervised(unit, run.run())
         if commit is not None:
@@ -333,7 +335,7 @@ class Capture:
         engine that is there.
         """
         session = unit.session or unit.on_trial
-        if session is not None and isinstance(error, StatesWrong | EngineStuck):
+        if session is not None and isinstance(error, StatesWrong | EngineStuck | StatesNotFinite):
             # Before any await: other units on this engine check it before they commit.
             session.trusted = False
         lease, problem, attempts = unit.lease, error.problem(), self._settings.unit_attempts
@@ -350,7 +352,8 @@ class Capture:
 
     def _record_death(self, unit: HeldUnit, error: EngineDied) -> None:
         """Give a unit back whose engine died, and block what no worker takes any more; raises as both do."""
-        lone = unit.session if unit.alone else None
+        # Rows that are not finite are rejected by name in the end: no unit is at fault for them.
+        lone = None if isinstance(error, StatesNotFinite) or not unit.alone else unit.session
         how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
         rest_s = self._settings.engine_rest_s
         for sickness in self._store.write(workers.engine_died, unit.lease, error, rest_s, **how):

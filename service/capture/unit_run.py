@@ -16,11 +16,12 @@ from schemas.dataset.index import Witness, write_index
 from schemas.dataset.token_counts import packed_counts
 from schemas.job import RejectView
 from schemas.names import index_path, shard_path
-from schemas.receipts import AttemptId, OpenUnit, UnitSealed
+from schemas.receipts import NOT_FINITE, AttemptId, OpenUnit, UnitSealed
 from service.capture.answering import Answering, row_name
 from service.capture.attempt_files import INDEX_FILE, attempt_folder, open_attempt, remove_earlier
 from service.capture.budget import InFlight
 from service.capture.engine import Prompt, PromptRefused
+from service.capture.not_finite import settle
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.renderer import Renderers
 from service.capture.session import EngineSession
@@ -28,7 +29,7 @@ from service.errors import QuarryError, writing
 from service.plan.unit_plan import as_written, unpacked
 from service.proof.checks import check_unit
 from service.settings import Settings
-from service.store import UnitCommit, UnitLease
+from service.store import Store, UnitCommit, UnitLease
 from service.work import meters
 
 
@@ -43,15 +44,17 @@ class UnitRun:
         settings: Settings,
         on_answered: Callable[[], None] = lambda: None,
         renderers: Renderers | None = None,
+        store: Store | None = None,
     ) -> None:
         """Store the arguments; `on_answered` is called when the engine has answered every row.
 
-        `renderers` is needed if rows are checked against their conversations.
+        `renderers` is needed if rows are checked against their conversations. The `store` knows which rows other
+        engines have found not finite; without it such rows are rejected at once.
         """
         self._on_answered = on_answered
         self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
         self._attempt_id = lease.attempt_id
-        self._renderers = renderers
+        self._renderers, self._store = renderers, store
         self._answering: Answering | None = None
         """Set if the target still has to answer."""
         self._witnesses: dict[int, Witness] = {}
@@ -84,6 +87,8 @@ class UnitRun:
         for receipt in sealed:
             meters.SEALED.add(samples=len(receipt.rows), tokens=sum(receipt.num_tokens), bytes=receipt.bytes)
         commit = await asyncio.to_thread(self._verify, order, sealed)
+        if self._store is not None:
+            await settle(self._lease, self._session, self._store, self._settings, self._plan, sealed)
         meters.PROVEN.add_shards(commit.shards)
         return commit
 
@@ -188,9 +193,6 @@ class UnitRun:
             for reject in receipt.rejected:
                 self._reject(reject.row, reject.reason, reject.detail)
         shards = shard_entries(self._attempt_id, sealed, proof.sha256s)
-        # Samples rejected by the engine or by the checks of their states are not tried again by the next run.
-        hashed = "content_hash" in self._plan.column_names
-        hashes = b"".join(self._plan["content_hash"].to_pylist()) if hashed else b""
         # The rows are those read by the proof: the files are not read again.
         rows = {entry.path: proof.rows[rank] for entry, rank in zip(shards, proof.rows, strict=True)}
         index, counts, plan = None, Counter[int](), b""
@@ -212,10 +214,22 @@ class UnitRun:
                 update={"answers": {} if answering is None else +answering.counts}
             ),
             final_norm=self._session.head.final_norm_file,
-            content_hashes=hashes,
+            content_hashes=self._content_hashes(sealed),
             token_counts=packed_counts(counts),
             plan=plan,
         )
+
+    def _content_hashes(self, sealed: Sequence[UnitSealed]) -> bytes:
+        """Return those of the samples that the next run of a schedule leaves out.
+
+        One that the engine or the checks of its states rejected is among them; one that is not finite comes
+        again, since that may have been the device's fault.
+        """
+        if "content_hash" not in self._plan.column_names:
+            return b""
+        again = {reject.row for one in sealed for reject in one.rejected if reject.reason == NOT_FINITE}
+        hashes = self._plan["content_hash"].to_pylist()
+        return b"".join(made for row, made in enumerate(hashes) if row not in again)
 
 
 def shard_entries(

@@ -20,7 +20,7 @@ from service.cli.console import (
     show_json,
 )
 from service.cli.job_file import own_roots, read_job_file
-from service.errors import EngineDied, EngineStuck
+from service.errors import EngineDied, EngineStuck, StatesNotFinite
 from service.installed import check_engine, check_python
 from service.logs import log_to_stderr
 from service.settings import load_settings
@@ -118,7 +118,7 @@ def extract(
         raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
-ENGINE_DEATHS = frozenset(kind("").problem().type for kind in (EngineDied, EngineStuck))
+ENGINE_DEATHS = frozenset(kind("").problem().type for kind in (EngineDied, EngineStuck, StatesNotFinite))
 
 
 def unfinished_code(state: JobState, problem: Problem | None) -> int:

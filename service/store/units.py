@@ -7,10 +7,12 @@ from typing import Any
 
 from sqlalchemy import Select, and_, exists, func, or_, select
 
+from schemas.job import Problem
+from schemas.receipts import NOT_FINITE
 from service.errors import LeaseLost
 from service.store import tasks, workers
 from service.store.database import Store, Transaction
-from service.store.tables import JOB, SICKNESS, TASK, UNIT, UNIT_COMMIT, UNIT_PLAN
+from service.store.tables import JOB, REJECT, SICKNESS, TASK, UNIT, UNIT_COMMIT, UNIT_PLAN
 from service.store.task_choice import Choice
 from service.store.transitions import LockedJob
 from service.store.values import HOME, Lease, TaskKind, TaskState, UnitLease, UnitRow
@@ -75,6 +77,18 @@ def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:
     committed = and_(TASK.c.state == TaskState.DONE, exists().where(*of_unit))
     good = (TASK.c.epoch == epoch) & or_(TASK.c.state == TaskState.LEASED, committed)
     return tx.connection.scalar(select(TASK.c.item).where(place, good)) is not None
+
+
+def is_not_finite(tx: Transaction, lease: UnitLease, problem: Problem) -> bool:
+    """Say whether an earlier attempt at the unit ended with `problem`, which names rows that are not finite.
+
+    Or whether the job has rejects for that already.
+    """
+    place = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
+    if tx.connection.scalar(select(TASK.c.problem).where(place)) == problem:
+        return True
+    rejects = select(REJECT.c.entry).where(REJECT.c.job_id == lease.job_id, REJECT.c.unit.is_not(None))
+    return any(reject.reason == NOT_FINITE for reject in tx.connection.scalars(rejects))
 
 
 def of_job(tx: Transaction, job_id: str) -> list[UnitRow]:

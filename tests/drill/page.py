@@ -36,7 +36,8 @@ ABOUT: dict[Check, tuple[str, str]] = {
     Check.VALUES: (
         "every row, capture",
         "every value is finite; no token is all zero or all one value; no two layers are equal. A row with "
-        "NaN or infinity is rejected by name, since the model may overflow; anything else fails the unit",
+        "NaN or infinity runs again on another engine and is rejected by name if it is so there, since the "
+        "model may overflow; anything else fails the unit",
     ),
     Check.SEEN: (
         "every row, capture",

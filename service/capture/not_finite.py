@@ -1,0 +1,65 @@
+"""Rows that are not finite: the engine's fault, until another one finds the same rows so and is well itself.
+
+A model may overflow on a sample, and then every engine says so. A device that fails may yield NaN for any
+sample, also once it is started anew: so the second engine runs a control behind what it has found, a row that
+it has just found finite, or else the canary's prompts, of which half must be finite. Once a job has such a
+reject, the control is enough for its other units.
+
+Imports torch: import it lazily.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from schemas.receipts import NOT_FINITE, UnitSealed
+from service.capture.canary import capture_prompts
+from service.capture.session import EngineSession
+from service.errors import StatesNotFinite
+from service.proof.canary import canary_prompts
+from service.settings import Settings
+from service.store import Store, UnitLease, units
+
+NAMED = 20
+"""Rows that an error names; of more it has a digest."""
+
+
+async def settle(
+    lease: UnitLease,
+    session: EngineSession,
+    store: Store,
+    settings: Settings,
+    plan: pa.Table,
+    sealed: Sequence[UnitSealed],
+) -> None:
+    """Return if the rows of a unit that are not finite, if any, may be rejected.
+
+    Raises StatesNotFinite where the engine may be at fault, and what `capture_prompts` raises.
+    """
+    rejected = [reject for receipt in sealed for reject in receipt.rejected if reject.reason == NOT_FINITE]
+    if not rejected:
+        return
+    found = _error(lease, [reject.row for reject in rejected], rejected[0].detail)
+    if not await asyncio.to_thread(store.read, units.is_not_finite, lease, found.problem()):
+        raise found
+    finite = [(tokens, row) for one in sealed for row, tokens in zip(one.rows, one.num_tokens, strict=True)]
+    prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
+    if finite:
+        prompts = [plan["input_ids"][min(finite)[1]].values.to_numpy().tolist()]
+    control = await capture_prompts(lease, settings, session, prompts)
+    if sum(map(bool, control)) * 2 < len(control):
+        raise StatesNotFinite(f"{found.detail}; and other rows no longer are, either")
+
+
+def _error(lease: UnitLease, rows: list[int], first: str) -> StatesNotFinite:
+    """Return the error, in the same words for the same rows."""
+    rows = sorted(rows)
+    named = ", ".join(map(str, rows[:NAMED]))
+    if len(rows) > NAMED:
+        named += f" and others ({hashlib.sha256(repr(rows).encode()).hexdigest()[:12]})"
+    return StatesNotFinite(
+        f"unit {lease.item}: {len(rows)} of {lease.num_samples} rows are not finite: {named}; "
+        f"row {rows[0]}: {first}"
+    )

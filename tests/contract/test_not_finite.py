@@ -1,0 +1,164 @@
+"""Rows with NaN: a device that fails loses no sample, and a model that overflows on one ends the job."""
+
+import asyncio
+import sys
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.job import JobState
+from service.store import commits, jobs, units, workers
+from tests.contract.test_jobs import assert_whole
+from tests.support.engine_bench import until
+from tests.support.fake_engine import FakeEngine
+from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
+from tests.support.nights import open_nights
+from tests.support.roles import Capture
+
+UNIT = 5
+SAMPLES = 20
+
+
+class FailingEngine(FakeEngine):
+    """Its device yields NaN from the fourth request on, but for a row's last token."""
+
+    failing = sys.maxsize
+    """Of the engines that are started, the first ones; the device is well then."""
+    started = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        FailingEngine.started += 1
+        self._fails = FailingEngine.started <= self.failing
+
+    def _states(self, token_ids: list[int]) -> torch.Tensor:
+        states_LTH = super()._states(token_ids)
+        if self._fails and self.requests > 3:
+            states_LTH[:, :-1] = float("nan")
+        return states_LTH
+
+
+class OverflowingEngine(FakeEngine):
+    """Its model overflows on rows of these lengths in tokens."""
+
+    overflows: Container[int] = ()
+    started = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        OverflowingEngine.started += 1
+
+    def _states(self, token_ids: list[int]) -> torch.Tensor:
+        states_LTH = super()._states(token_ids)
+        if len(token_ids) in self.overflows:
+            states_LTH[:, :-1] = float("inf")
+        return states_LTH
+
+
+def named(engine: type[FakeEngine]) -> str:
+    return f"{__name__}:{engine.__name__}"
+
+
+@pytest.fixture
+def shop(tmp_path: Path, target: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setattr(FailingEngine, "started", 0)
+    monkeypatch.setattr(OverflowingEngine, "started", 0)
+    opened = Shop.open(tmp_path, target, database_url=url, engine_rest_s=36.0, unit_max_samples=UNIT)
+    yield opened
+    opened.store.close()
+
+
+def use(shop: Shop, engine: type[FakeEngine]) -> None:
+    shop.settings = shop.settings.model_copy(update={"engine": named(engine)})
+
+
+def rows_of(lengths: range) -> list[dict[str, object]]:
+    """Return a sample of each length."""
+    return [{"id": f"s{n}", "token_ids": [20 + n, *range(1, n)]} for n in lengths]
+
+
+def test_a_device_that_fails_once_loses_no_sample(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FailingEngine, "failing", 1)
+    use(shop, FailingEngine)
+    job = shop.run(request(target, conversations(SAMPLES)))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=SAMPLES, rejected=0)
+    assert FailingEngine.started == 2
+
+
+def test_a_device_that_fails_with_every_engine_blocks_the_job_and_a_resume_loses_no_sample(
+    shop: Shop, target: Path
+) -> None:
+    """1. Three engines of the only worker yield NaN, the second for the same rows. 2. It is mended."""
+    use(shop, FailingEngine)
+    job = shop.run(request(target, rows_of(range(6, 6 + SAMPLES)), loss="all"))
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert job.problem.type == "urn:quarry:states-not-finite"
+    assert "rows are not finite" in job.problem.detail
+    assert job.progress.samples_rejected == job.progress.units_failed == 0
+    shop.settings = shop.settings.model_copy(update={"engine": FAKE_ENGINE})
+    shop.store.write(jobs.resume, job.id)
+    assert shop.finish(job.id).state is JobState.COMPLETED
+    assert_whole(shop, job.id, written=SAMPLES, rejected=0)
+
+
+def test_a_worker_whose_device_fails_leaves_the_job_to_a_healthy_one(shop: Shop, target: Path) -> None:
+    job_id = shop.submit(request(target, conversations(8 * SAMPLES)))
+    shop.plan()
+    failing = shop.settings.model_copy(update={"engine": named(FailingEngine)})
+
+    async def both() -> None:
+        loops = [Capture(shop.store, failing, "failing"), Capture(shop.store, shop.settings, "healthy")]
+        running = [asyncio.create_task(loop.run()) for loop in loops]
+        await until(lambda: shop.store.read(jobs.job, job_id).progress.is_captured)
+        for loop in loops:
+            loop.stop.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(asyncio.wait_for(both(), 120))
+    shop.publish()
+    assert_whole(shop, job_id, written=8 * SAMPLES, rejected=0)
+
+
+@pytest.mark.parametrize("overflows", [{7}, {7, 13, 19, 27}, set(range(6, 11))], ids=["one", "each", "unit"])
+def test_a_model_that_overflows_ends_with_those_samples_rejected_by_the_second_engine(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, overflows: set[int]
+) -> None:
+    """Whatever number of units has such a row, two engines are enough; a third may start beside the second.
+
+    A unit may have no other row.
+    """
+    monkeypatch.setattr(OverflowingEngine, "overflows", overflows)
+    use(shop, OverflowingEngine)
+    job = shop.run(request(target, rows_of(range(6, 31)), loss="all"))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=25 - len(overflows), rejected=len(overflows))
+    rejects = shop.store.read(commits.rejects, job.id)
+    assert {(reject.source_id, reject.reason) for reject in rejects} == {
+        (f"s{length}", "not-finite") for length in overflows
+    }
+    assert OverflowingEngine.started <= 3
+    assert {row.attempts for row in shop.store.read(units.of_job, job.id)} == {1}
+
+
+def test_a_sample_that_is_not_finite_comes_again_the_next_night(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A sample is rejected as not finite. 2. On the next night the engine is well: it is written."""
+    monkeypatch.setattr(workers, "PAUSES", (0.0, 0.0, 1.0))
+    monkeypatch.setattr(OverflowingEngine, "overflows", range(50, 512))
+    nights = open_nights(tmp_path, target, f"sqlite:///{tmp_path / 'quarry.db'}")
+    nights.drop(range(12))
+    use(nights.shop, OverflowingEngine)
+    nights.night()
+    progress = nights.job().progress
+    lost = progress.samples_rejected
+    assert 0 < lost < 12 and progress.samples_written == 12 - lost
+    nights.shop.settings = nights.shop.settings.model_copy(update={"engine": FAKE_ENGINE})
+    nights.night()
+    assert nights.job().progress.samples_written == lost
+    nights.store.close()
