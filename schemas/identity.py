@@ -157,6 +157,11 @@ class EngineInfo(Wire):
     device: str
     options: dict[str, str | int | float | bool | None]
 
+    @property
+    def title(self) -> str:
+        """Its name and version."""
+        return f"{self.name} {self.version}"
+
 
 class Provenance(Wire):
     """How a dataset was made, and from what; stored in every shard's metadata and in the manifest."""

@@ -13,6 +13,7 @@
     |-- Conflict                  409
     |   |-- IdempotencyConflict        same key, other body
     |   |-- IdentityChanged            a resumed job would produce another dataset
+    |   |   `-- EngineChanged          it was begun with another engine, which no worker has any more
     |   |-- RecipeChanged              a schedule's job would write other states than earlier jobs
     |   `-- IllegalMove                the job's state does not allow it
     |-- QuotaExceeded             429  the key's owner has reached a limit; the job is blocked
@@ -181,6 +182,14 @@ class IdentityChanged(Conflict):
 
     title = "The dataset's identity changed"
     usual_cure = "submit a new job: the model, source or engine has changed since this one began"
+
+
+class EngineChanged(IdentityChanged):
+    """The job was begun with another engine; it is left to workers that have that one."""
+
+    outcome = Outcome.BLOCK
+    title = "The job was begun with another engine"
+    usual_cure = "start a worker with that engine and resume, or submit a new job"
 
 
 class RecipeChanged(Conflict):

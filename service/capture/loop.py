@@ -6,8 +6,8 @@ is abandoned; its successor elsewhere has another epoch and another folder.
 """
 
 import asyncio
-import contextlib
 import logging
+import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from schemas.worker import Role
 from service.capture import scratch
 from service.capture.attempt_files import land_unit
 from service.capture.budget import InFlight
+from service.capture.charging import charge, check_engine, is_the_workers
 from service.capture.held import HeldUnit
 from service.capture.imports import import_engine
 from service.capture.interruption import unless
@@ -26,11 +27,11 @@ from service.capture.session import EngineSession, EngineSlot
 from service.capture.status import status
 from service.errors import (
     STORE_AWAY,
+    EngineChanged,
     EngineDied,
     EngineRefused,
     EngineStuck,
-    IllegalMove,
-    NotFound,
+    Outcome,
     QuarryError,
     StatesNotFinite,
     StatesWrong,
@@ -73,6 +74,8 @@ class Capture:
         """The number of this worker's host, once it was read from the store."""
         self._waits: str | None = None
         """Why no units are leased of jobs whose local shards are removed once stored; None if they are."""
+        self._passes_on: dict[str, float] = {}
+        """Jobs that were begun with another engine, and until when no unit of them is leased."""
         self._last_job: str | None = None
         """The job of the unit leased last: the next unit of the same job needs no other engine."""
         self.rested = False
@@ -182,6 +185,7 @@ class Capture:
                 prefer_job=self._last_job,
                 is_full=self._waits is not None,
                 host=host,
+                passes_on=[job for job, until in self._passes_on.items() if until > time.monotonic()],
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
@@ -248,6 +252,7 @@ class Capture:
         If another engine is needed, the units of the old one finish first.
         """
         session, lease = self._engine.session, unit.lease
+        check_engine(lease, self._engine.engine)
         if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
             return session
         # The worker's start does not wait for the import of torch and the engine.
@@ -267,6 +272,7 @@ class Capture:
                 self._news.set()
                 session = await self._engine.start(lease, spec, head)
                 self._news.set()
+                check_engine(lease, self._engine.engine)
             try:
                 if not await canary.has_passed(session):
                     spec = await inspect()
@@ -339,26 +345,20 @@ class Capture:
             # Before any await: other units on this engine check it before they commit.
             session.trusted = False
         lease, problem, attempts = unit.lease, error.problem(), self._settings.unit_attempts
-        fail = partial(self._store.write, tasks.fail, lease, problem, error.outcome, attempts)
-        if isinstance(error, EngineDied) and not (session is not None and session.spent):
-            fail = partial(self._record_death, unit, error)
-        if session is not None and isinstance(error, EngineDied | StatesWrong):
+        is_workers = is_the_workers(lease, error)
+        outcome = Outcome.VOID if is_workers else error.outcome
+        fail = partial(self._store.write, tasks.fail, lease, problem, outcome, attempts)
+        if isinstance(error, EngineChanged):
+            self._passes_on[lease.job_id] = time.monotonic() + self._settings.lease_s
+            fail = partial(self._store.write, workers.pass_on, lease, problem)
+        elif is_workers and not (session is not None and session.spent):
+            fail = partial(charge, self._store, self._settings, unit, error)
+        if session is not None and (is_workers or isinstance(error, StatesWrong)):
             session.spent = True
-
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
             self._let_go(unit)  # otherwise it is given back later
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
-
-    def _record_death(self, unit: HeldUnit, error: EngineDied) -> None:
-        """Give a unit back whose engine died, and block what no worker takes any more; raises as both do."""
-        # Rows that are not finite are rejected by name in the end: no unit is at fault for them.
-        lone = None if isinstance(error, StatesNotFinite) or not unit.alone else unit.session
-        how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
-        rest_s = self._settings.engine_rest_s
-        for sickness in self._store.write(workers.engine_died, unit.lease, error, rest_s, **how):
-            with contextlib.suppress(NotFound, IllegalMove):  # the job was deleted meanwhile, or has ended
-                self._store.write(workers.block, sickness)
 
     async def _pause(self) -> None:
         """Wait until there is room for a unit, `stop` is set, or it is time to poll the store."""

@@ -15,7 +15,7 @@ from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
-from service.errors import EngineDied, IdentityChanged, RequestError
+from service.errors import EngineDied, EngineRefused, IdentityChanged, RequestError
 from service.plan.target import fetch_weights, planned_target
 from service.settings import Settings
 from service.store import HOME, UnitLease
@@ -23,6 +23,9 @@ from service.work.meters import ENGINE, LOADS
 
 if TYPE_CHECKING:
     from service.proof.head import Head
+
+PREFIX = "QUARRY_"
+"""How the names of settings begin: what is wrong with one is no job's fault."""
 
 
 def spec_for(lease: UnitLease, settings: Settings) -> EngineSpec:
@@ -113,6 +116,8 @@ class EngineSlot:
         """Begin without a session."""
         self._settings = settings
         self.session: EngineSession | None = None
+        self.engine: str | None = None
+        """Name and version of the engine that this worker starts, once it has started one."""
         self._running = AsyncExitStack()
         """Stops the engine, then closes its link."""
 
@@ -148,7 +153,8 @@ class EngineSlot:
     async def start(self, lease: UnitLease, spec: EngineSpec, head: "Head") -> EngineSession:
         """Start a prepared engine.
 
-        Raises EngineRefused, EngineDied, and IdentityChanged if the model was changed meanwhile.
+        Raises EngineRefused, EngineDied (also if a setting of this worker is refused), and IdentityChanged if
+        the model was changed meanwhile.
         """
         engine: Engine = resolve_name(self._settings.engine)()
         link = EngineLink()
@@ -161,11 +167,16 @@ class EngineSlot:
             starting.push_async_callback(link.close)
             starting.push_async_callback(engine.stop)
             await link.listen()
-            await engine.start(spec, self._settings, link)
+            try:
+                await engine.start(spec, self._settings, link)
+            except EngineRefused as refused:
+                if (refused.field or "").startswith(PREFIX):
+                    raise EngineDied(refused.detail, cure=refused.cure) from refused
+                raise
             await self.check_unchanged(lease)
             self._running = starting.pop_all()
         ENGINE.enter("idle")
-        self.session = EngineSession(spec, engine, link, head)
+        self.session, self.engine = EngineSession(spec, engine, link, head), engine.info.title
         return self.session
 
     async def stop(self) -> None:

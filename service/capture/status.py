@@ -12,7 +12,7 @@ from service.store import UnitLease
 
 def status(settings: Settings, session: EngineSession | None, leases: Sequence[UnitLease]) -> WorkerStatus:
     """Return the status of a worker that holds these units, with or without an engine."""
-    engine = None if session is None else f"{session.engine.info.name} {session.engine.info.version}"
+    engine = None if session is None else session.engine.info.title
     return WorkerStatus(
         version=version("eagle-quarry"),
         roles=settings.roles,

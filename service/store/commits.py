@@ -14,7 +14,7 @@ from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Provenance
 from schemas.job import RejectView, UnitPage, UnitView
 from schemas.receipts import AttemptId
-from service.errors import IdentityChanged, NotFound, StatesWrong
+from service.errors import EngineChanged, IdentityChanged, NotFound, StatesWrong
 from service.store import captured_samples, keys, storing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_pass, add_rejects
@@ -35,8 +35,8 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
 
     Raises:
         LeaseLost: another attempt owns the unit, it is already done, or its job was stopped.
-        IdentityChanged: captured for another identity, or with another engine or final norm than the job's
-            first unit.
+        IdentityChanged: captured for another identity, or with another final norm than the job's first unit.
+        EngineChanged: captured by another engine than that unit.
         StatesWrong: a sample is missing or duplicated, or a shard is another attempt's.
         QuotaExceeded: the job's owner had already used all bytes that its keys allow.
     """
@@ -248,17 +248,22 @@ def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]],
 def _check_identity(job: LockedJob, provenance: Provenance) -> None:
     """Refuse states of another identity, or from another engine than the first unit's.
 
-    Raises IdentityChanged.
+    Raises IdentityChanged, EngineChanged.
     """
     if provenance.identity != job.identity:
         raise IdentityChanged(f"the unit was captured for another identity than that of job {job.id}")
     first = job.provenance or provenance
-    was, now = (f"{p.engine.name} {p.engine.version}" for p in (first, provenance))
+    was, now = (p.engine.title for p in (first, provenance))
     if was != now:
-        raise IdentityChanged(
-            f"job {job.id} was begun with {was}; {now} may round differently",
-            cure=f"resume with {was}, or submit a new job",
-        )
+        raise other_engine(job.id, was, now)
+
+
+def other_engine(job_id: str, was: str, now: str) -> EngineChanged:
+    """Return the error of a job that was begun with an engine other than the one that is there now."""
+    return EngineChanged(
+        f"job {job_id} was begun with {was}; {now} may round differently",
+        cure=f"resume with {was}, or submit a new job",
+    )
 
 
 def _keep_final_norm(tx: Transaction, job: LockedJob, content: bytes) -> None:

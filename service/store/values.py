@@ -194,6 +194,7 @@ class UnitLease(Lease):
     It must run alone if it `is_probe`, since the worker's engine has died on the model and captured nothing
     of it since, or if it has `lone_deaths`: an engine died on it without another unit. If it `is_answered`,
     its samples already hold the target's answers. Its files stay on `host`, a number, until they are stored.
+    `engine` is the name and version of the engine that the job was begun with, if it was begun.
     """
 
     identity: Identity
@@ -207,6 +208,7 @@ class UnitLease(Lease):
     plan_sha256: str
     lone_deaths: LoneDeaths | None
     is_probe: bool
+    engine: str | None
 
     @property
     def state_bytes(self) -> int:

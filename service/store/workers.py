@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, sel
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
-from service.errors import EngineDied, Outcome
+from service.errors import DiskFull, Outcome, QuarryError, WriteFailed
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.migration import check_write
@@ -30,6 +30,8 @@ GAP_S = 120.0
 """A host without a sign of life for this long was away."""
 NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
+UNWRITTEN = frozenset(kind("").problem().type for kind in (WriteFailed, DiskFull))
+"""What a worker says of its own disk."""
 
 
 class Sickness(NamedTuple):
@@ -127,8 +129,13 @@ def waits(tx: Transaction) -> dict[str, str]:
     said: dict[str, dict[str, None]] = {}
     for one in sick(tx, resting=True):
         of_model = said.setdefault(one.model_sha256, {})
-        of_model[f"worker {one.host}'s engine dies: {one.problem.detail}"] = None
+        of_model[f"worker {one.host}{fails(one.problem)}: {one.problem.detail}"] = None
     return {model_sha256: "; ".join(causes) for model_sha256, causes in said.items()}
+
+
+def fails(problem: Problem) -> str:
+    """Return what is said of a worker that fails with a problem, behind its name."""
+    return " cannot write" if problem.type in UNWRITTEN else "'s engine dies"
 
 
 class Waits(NamedTuple):
@@ -158,10 +165,11 @@ def places(tx: Transaction) -> Waits:
 
 
 def engine_died(
-    tx: Transaction, lease: UnitLease, error: EngineDied, rest_s: float, *, alone: bool, sound: bool
+    tx: Transaction, lease: UnitLease, error: QuarryError, rest_s: float, *, alone: bool, sound: bool
 ) -> list[Sickness]:
     """Count a death of the worker's engine; give the unit back without counting an attempt. Raises LeaseLost.
 
+    Other causes that keep a worker from capturing, such as its own disk, are recorded in the same way.
     `alone`: the unit ran alone; if it is at fault, it fails with a problem that names it. `sound`: the engine
     had captured another unit. Return the sicknesses whose jobs must be blocked because no worker is left that
     takes the model.
@@ -195,12 +203,25 @@ def engine_died(
     return [] if takers else resting
 
 
+def pass_on(tx: Transaction, lease: UnitLease, problem: Problem) -> None:
+    """Leave a unit to workers with the engine that its job was begun with, or block the job if none may be.
+
+    The other workers that are there and hold no engine now may have that one. Raises LeaseLost.
+    """
+    job, _ = tasks.held(tx, lease)
+    engine = None if job.provenance is None else job.provenance.engine.title
+    there = present(tx, at_home=not job.is_pushed) - {lease.owner}
+    held = tx.connection.execute(select(WORKER.c.owner, WORKER.c.status).where(WORKER.c.owner.in_(there)))
+    others = [row.owner for row in held if row.status.engine in (None, engine)]
+    tasks.fail(tx, lease, problem, Outcome.VOID if others else Outcome.BLOCK, max_attempts=1)
+
+
 def block(tx: Transaction, sickness: Sickness) -> None:
     """Block the job on which an engine died last, unless it is no longer being captured. Raises NotFound."""
     job = lock_job(tx, sickness.job_id)
     if job.state in POLICIES[TaskKind.CAPTURE].job_states:
         problem = sickness.problem
-        where = f"worker {sickness.host}'s engine dies, and no other worker takes the model"
+        where = f"worker {sickness.host}{fails(problem)}, and no other worker takes the model"
         told = {"detail": f"{where}: {problem.detail}", "cure": f"{problem.cure or LOOK}; then resume"}
         stop(tx, job, JobState.BLOCKED, problem.model_copy(update=told))
 

@@ -1,6 +1,7 @@
 """A machine without the data folder on which jobs cannot be captured: it rests, and fails nobody's job."""
 
 import asyncio
+import errno
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,9 +10,15 @@ import pytest
 
 from schemas.job import JobState
 from service import host
+from service.capture import attempt_files
+from service.capture.engine import EngineSpec
+from service.capture.engine_options import check_engine_options
+from service.capture.link import EngineLink
+from service.settings import Settings
 from service.store import jobs, storing, units, workers
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.engine_bench import until
+from tests.support.fake_engine import FakeEngine
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.machines import Machine
@@ -75,3 +82,100 @@ def test_a_machine_that_lacks_a_model_after_it_served_another_rests_and_serves_t
         await running
 
     asyncio.run(asyncio.wait_for(served(), 120))
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_machine_whose_scratch_cannot_be_written_rests_and_the_others_capture_its_jobs(
+    shop: Shop, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """1. Alone, it blocks the job with the cause. 2. Resumed beside the healthy one, it harms none."""
+    far = Machine(shop, tmp_path / "far")
+    make = attempt_files.make_folder
+
+    def refusing(folder: Path) -> None:
+        if folder.is_relative_to(far.settings.data_dir):
+            raise OSError(number, "planted", str(folder))
+        make(folder)
+
+    monkeypatch.setattr(attempt_files, "make_folder", refusing)
+    first = pushed(shop, target, "first")
+    far.capture(first)
+    problem = shop.store.read(jobs.job, first).problem
+    assert shop.store.read(jobs.state, first) is JobState.BLOCKED and problem is not None
+    assert "cannot write, and no other worker takes the model" in problem.detail
+    shop.store.write(jobs.resume, first)
+    job_ids = [first, *(pushed(shop, target, key) for key in ("second", "third"))]
+    both(shop, Capture(far.store, far.settings, "far"), Capture(shop.store, shop.settings, "home"), job_ids)
+
+
+class NewerEngine(FakeEngine):
+    """Of a worker that was upgraded."""
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        await super().start(spec, settings, link)
+        self.info = self.info.model_copy(update={"version": "2"})
+
+
+class MisspeltEngine(FakeEngine):
+    """Of a worker with a misspelt engine option."""
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        check_engine_options({"max_num_seq": 8}, {"max_num_seqs"})
+
+
+@pytest.mark.parametrize("engine", [NewerEngine, MisspeltEngine])
+def test_a_worker_with_another_engine_or_a_misspelt_option_fails_no_job(
+    shop: Shop, target: Path, engine: type[FakeEngine]
+) -> None:
+    job_ids = [pushed(shop, target, str(number)) for number in range(4)]
+    changes = {"engine": f"{__name__}:{engine.__name__}", "units_in_flight": 1}
+    sick = shop.settings.model_copy(update=changes)
+    both(shop, Capture(shop.store, sick, "sick"), Capture(shop.store, shop.settings, "healthy"), job_ids)
+
+
+def ended(shop: Shop, job_id: str) -> bool:
+    """Say whether a job is captured, or stopped."""
+    job = shop.store.read(jobs.job, job_id)
+    return job.progress.is_captured or job.state in (JobState.FAILED, JobState.BLOCKED)
+
+
+def both(shop: Shop, sick: Capture, healthy: Capture, job_ids: list[str]) -> None:
+    """Let two workers capture jobs, the sick one until the other one has captured all."""
+
+    async def captured() -> None:
+        running = [asyncio.create_task(loop.run()) for loop in (sick, healthy)]
+        await until(lambda: all(ended(shop, job_id) for job_id in job_ids))
+        for loop in (sick, healthy):
+            loop.stop.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(asyncio.wait_for(captured(), 120))
+    found = [shop.store.read(jobs.job, job_id) for job_id in job_ids]
+    assert all(job.progress.is_captured for job in found), [job.problem for job in found]
+
+
+def test_a_job_whose_engine_no_worker_has_any_more_is_blocked_until_one_comes(
+    shop: Shop, target: Path
+) -> None:
+    """1. A job is begun. 2. The only worker was upgraded. 3. One with the old engine resumes it."""
+    job_id = pushed(shop, target, "begun")
+
+    async def begun() -> None:
+        loop = Capture(shop.store, shop.settings.model_copy(update={"units_in_flight": 1}), "old")
+        running = asyncio.create_task(loop.run())
+        await until(lambda: shop.store.read(jobs.job, job_id).progress.units_done > 0)
+        loop.stop_at_once()
+        await running
+
+    asyncio.run(asyncio.wait_for(begun(), 60))
+    old = shop.settings
+    shop.settings = old.model_copy(update={"engine": f"{__name__}:NewerEngine"})
+    shop.capture(job_id)
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert job.problem.type == "urn:quarry:engine-changed"
+    assert job.problem.cure == "resume with fake 1, or submit a new job"
+    shop.settings = old
+    shop.store.write(jobs.resume, job_id)
+    shop.capture(job_id)
+    assert shop.store.read(jobs.job, job_id).progress.is_captured

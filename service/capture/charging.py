@@ -1,0 +1,43 @@
+"""Whose fault it is that a unit was not captured: the worker's, or else the unit's and so the job's.
+
+What an attempt says of its own machine is the worker's fault: an engine that dies, scratch that cannot be
+written, a setting that the engine refuses, and an engine that the job was not begun with.
+"""
+
+import contextlib
+
+from service.capture.held import HeldUnit
+from service.errors import (
+    DiskFull,
+    EngineDied,
+    IllegalMove,
+    NotFound,
+    QuarryError,
+    StatesNotFinite,
+    WriteFailed,
+)
+from service.settings import Settings
+from service.store import HOME, Store, UnitLease, commits, workers
+
+
+def is_the_workers(lease: UnitLease, error: QuarryError) -> bool:
+    """Say whether an error is the worker's. The data folder's disk is everybody's, scratch its machine's."""
+    return isinstance(error, EngineDied) or (lease.host != HOME and isinstance(error, WriteFailed | DiskFull))
+
+
+def charge(store: Store, settings: Settings, unit: HeldUnit, error: QuarryError) -> None:
+    """Give a unit back whose worker failed, and block what no worker takes any more; raises as both do."""
+    # Rows that are not finite are rejected by name in the end: no unit is at fault for them.
+    is_blamed = unit.alone and isinstance(error, EngineDied) and not isinstance(error, StatesNotFinite)
+    lone = unit.session if is_blamed else None
+    how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
+    for sickness in store.write(workers.engine_died, unit.lease, error, settings.engine_rest_s, **how):
+        with contextlib.suppress(NotFound, IllegalMove):  # it was deleted meanwhile, or has ended
+            store.write(workers.block, sickness)
+
+
+def check_engine(lease: UnitLease, now: str | None) -> None:
+    """Raise EngineChanged where a unit's job was begun with another engine than this worker's, if known."""
+    was = lease.engine
+    if was is not None and now is not None and was != now:
+        raise commits.other_engine(lease.job_id, was, now)
