@@ -48,8 +48,8 @@ class UnitRun:
     ) -> None:
         """Store the arguments; `on_answered` is called when the engine has answered every row.
 
-        `renderers` is needed if rows are checked against their conversations. The `store` knows which rows other
-        engines have found not finite; without it such rows are rejected at once.
+        `renderers` is needed if rows are checked against their conversations. The `store` knows which rows
+        other engines have found not finite; without it such rows are rejected at once.
         """
         self._on_answered = on_answered
         self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
