@@ -186,7 +186,8 @@ class Settings(BaseSettings):
     read_memory_bytes: int = Field(default=8 * 2**30, ge=2**26)
     """Memory that `quarry verify` may take beyond its libraries to read a dataset, which is not trusted."""
     publish_attempts: int = Field(default=24, ge=1)
-    """Push attempts without a new commit before the job is blocked; each lasts up to 15 minutes."""
+    """Push attempts without a new commit before the job is blocked; each lasts up to 15 minutes. A plan or a
+    unit that cannot reach the Hub gets as many, apart from `QUARRY_UNIT_ATTEMPTS`."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
     """Memory of the canary's reference for its largest layer; unset: half of the available memory."""
 

@@ -94,7 +94,9 @@ def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -
         with calling_hub(what, functools.partial(refused, field=field, cure=cure), field):
             yield
     except Passing as error:
-        raise HubUnavailable(error.detail, field=field) from None
+        away = HubUnavailable(error.detail, field=field)
+        away.wait_s = error.retry_after_s or 0.0
+        raise away from None
 
 
 @functools.cache

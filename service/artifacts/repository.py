@@ -76,11 +76,9 @@ class Patience:
                         "alone; all is kept, and nothing is pushed twice"
                     )
                     detail = f"{error.detail} (asked again for as long as allowed)"
-                    if not error.is_limit:
-                        raise HubUnavailable(detail, cure=cure) from None
-                    limited = HubLimited(detail, cure=cure)
-                    limited.wait_s = wait_s
-                    raise limited from None
+                    away = (HubLimited if error.is_limit else HubUnavailable)(detail, cure=cure)
+                    away.wait_s = wait_s if error.is_limit else error.retry_after_s or 0.0
+                    raise away from None
             waited_s += wait_s
             self.sleep(wait_s)
 

@@ -344,14 +344,17 @@ class Capture:
         if session is not None and isinstance(error, StatesWrong | EngineStuck | StatesNotFinite):
             # Before any await: other units on this engine check it before they commit.
             session.trusted = False
-        lease, problem, attempts = unit.lease, error.problem(), self._settings.unit_attempts
+        lease, problem = unit.lease, error.problem()
         is_workers = is_the_workers(lease, error)
-        outcome = Outcome.VOID if is_workers else error.outcome
-        fail = partial(self._store.write, tasks.fail, lease, problem, outcome, attempts)
         if isinstance(error, EngineChanged):
             self._passes_on[lease.job_id] = time.monotonic() + self._settings.lease_s
             fail = partial(self._store.write, workers.pass_on, lease, problem)
-        elif is_workers and not (session is not None and session.spent):
+        elif not is_workers:
+            attempts = self._settings.unit_attempts, self._settings.publish_attempts
+            fail = partial(self._store.write, workers.failed, lease, error, *attempts)
+        elif session is not None and session.spent:
+            fail = partial(self._store.write, tasks.fail, lease, problem, Outcome.VOID, max_attempts=1)
+        else:
             fail = partial(charge, self._store, self._settings, unit, error)
         if session is not None and (is_workers or isinstance(error, StatesWrong)):
             session.spent = True

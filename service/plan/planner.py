@@ -77,7 +77,8 @@ def run_planning(
 
     outranking = waiting[-1] if waiting else None
     take = partial(plans.lease, store, owner, settings.lease_s, outranking=outranking)
-    return run_next(store, keeper, take, work, stopped, settings.unit_attempts)
+    attempts = settings.unit_attempts, settings.publish_attempts
+    return run_next(store, keeper, take, work, stopped, *attempts)
 
 
 def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:

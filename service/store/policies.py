@@ -22,7 +22,8 @@ class Policy:
     work. `exhausted` is the outcome after the last allowed failed attempt; with VOID, retries never end;
     `max_deaths` is how many owners may be killed or crash while holding the task before the job is blocked.
     `delay` is the wait after the first failed attempt, as a fraction of the lease's duration; it doubles with
-    each further one, up to that duration.
+    each further one, up to that duration. `spares_hub`: attempts that could not reach the Hub are counted
+    apart from other failures.
     """
 
     job_states: frozenset[JobState]
@@ -33,6 +34,7 @@ class Policy:
     of_hosts: bool = False
     ahead: bool = False
     few: bool = False
+    spares_hub: bool = False
     one_a_subject: bool = False
     exhausted: Outcome
     max_deaths: int = sys.maxsize
@@ -41,10 +43,14 @@ class Policy:
     cure: str = ""
 
 
+HUB_DELAYS = 0.5, 15.0
+"""As `delay`, and its bound, where a task that `spares_hub` met none: a push asks for 15 minutes itself."""
+
 POLICIES = {
     TaskKind.PLAN: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         by_turns=True,
+        spares_hub=True,
         exhausted=Outcome.BLOCK,
         max_deaths=3,
         delay=1 / 12,
@@ -55,6 +61,7 @@ POLICIES = {
     TaskKind.CAPTURE: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         of_units=True,
+        spares_hub=True,
         exhausted=Outcome.FAIL,
         max_deaths=10,
         delay=0.0,

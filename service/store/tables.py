@@ -217,6 +217,7 @@ WORKER = Table(
 )
 
 # A model on which a worker's engine died `deaths` times in a row: the worker has captured none of it since.
+# With 0 deaths: a model that the worker could not get from the Hub.
 SICKNESS = Table(
     "sickness",
     METADATA,

@@ -13,10 +13,20 @@ from typing import TypeVar
 from sqlalchemy import and_, bindparam, delete, select, update
 
 from schemas.job import JobState, Problem
-from service.errors import STORE_AWAY, LeaseLost, NotFound, Outcome, QuarryError, internal_error
+from service.errors import (
+    STORE_AWAY,
+    HubLimited,
+    HubUnavailable,
+    LeaseLost,
+    NotFound,
+    Outcome,
+    QuarryError,
+    internal_error,
+    problem_slug,
+)
 from service.store.database import Store, Transaction
 from service.store.migration import check_write
-from service.store.policies import POLICIES, task_name
+from service.store.policies import HUB_DELAYS, POLICIES, task_name
 from service.store.stopping import UNLEASED, stop, void
 from service.store.tables import PAUSE, TASK
 from service.store.task_choice import ANY, Choice, jobs_with_work, lowest_free
@@ -35,6 +45,9 @@ from service.store.values import Lease, TaskKind, TaskState
 logger = logging.getLogger(__name__)
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
+
+OF_HUB = frozenset(f"urn:quarry:{problem_slug(kind)}" for kind in (HubUnavailable, HubLimited))
+HUB_CURE = "look at the Hub's status, and at the way there from the host; then resume the job"
 
 _ATTEMPT = ("job_id", "kind", "item", "epoch", "owner")
 _MINE = and_(
@@ -235,6 +248,7 @@ def fail(
     outcome: Outcome,
     max_attempts: int,
     wait_s: float = 0.0,
+    hub_attempts: int | None = None,
 ) -> None:
     """End an attempt with a problem. Raises LeaseLost.
 
@@ -242,16 +256,24 @@ def fail(
     `exhausted`. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt. Every
     outcome is treated as VOID if `exhausted` is VOID, and all but FAIL if the policy is `ahead`. With
     `told_by_job`, a repeated problem is not recorded again. A pending task waits for at least `wait_s`, and
-    so does its subject.
+    so does the repository of one that writes to it.
+
+    With `spares_hub`, a task may fail to reach the Hub `hub_attempts` times in a row, with longer waits; then
+    its job is blocked. Its other failures are counted from the start again afterwards.
     """
     policy = POLICIES[lease.kind]
     if policy.exhausted is Outcome.VOID or (policy.ahead and outcome is not Outcome.FAIL):
         outcome = Outcome.VOID
     job, task = held(tx, lease)
+    met_no_hub = policy.spares_hub and _is_of_hub(problem)
+    if policy.spares_hub and met_no_hub != _is_of_hub(task.problem):
+        task = replace(task, attempts=1)
     waiting = replace(void(task), problem=problem)
     if outcome is Outcome.RETRY:
         waiting = replace(waiting, attempts=task.attempts)
-        if task.attempts >= max_attempts:
+        if met_no_hub and task.attempts >= (hub_attempts or max_attempts):
+            outcome, problem = Outcome.BLOCK, problem.model_copy(update={"cure": HUB_CURE})
+        elif not met_no_hub and task.attempts >= max_attempts:
             outcome = policy.exhausted
     if outcome is Outcome.FAIL:
         failed = replace(waiting, state=TaskState.FAILED, attempts=task.attempts)
@@ -260,15 +282,20 @@ def fail(
     elif outcome is Outcome.BLOCK:
         stop(tx, move_task(tx, job, task, waiting, problem), JobState.BLOCKED, problem)
     else:
-        delay_s = min(policy.delay * 2 ** max(waiting.attempts - 1, 0), 1.0) * lease.ttl_s
+        delay, longest = HUB_DELAYS if met_no_hub else (policy.delay, 1.0)
+        delay_s = min(delay * 2 ** max(waiting.attempts - 1, 0), longest) * lease.ttl_s
         delay_s = max(delay_s, wait_s)
         if policy.told_by_job and problem != job.problem:
             message = f"{lease.kind} is tried again"
             job = record(tx, replace(job, problem=problem), "progress", message, problem)
         after = replace(waiting, not_before=tx.now + timedelta(seconds=delay_s))
         move_task(tx, job, task, after, None if policy.told_by_job else problem)
-        if wait_s:
+        if wait_s and policy.told_by_job:
             pause(tx, job.publish_subject, timedelta(seconds=wait_s))
+
+
+def _is_of_hub(problem: Problem | None) -> bool:
+    return problem is not None and problem.type in OF_HUB
 
 
 def _lock_subject(tx: Transaction, kind: TaskKind, subject: str) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
-from service.errors import DiskFull, Outcome, QuarryError, WriteFailed
+from service.errors import DiskFull, HubUnavailable, Outcome, QuarryError, WriteFailed
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.migration import check_write
@@ -32,6 +32,8 @@ NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
 UNWRITTEN = frozenset(kind("").problem().type for kind in (WriteFailed, DiskFull))
 """What a worker says of its own disk."""
+DIED = SICKNESS.c.deaths > 0
+"""True of a sickness that is more than a model which the Hub did not give."""
 
 
 class Sickness(NamedTuple):
@@ -102,7 +104,7 @@ def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
     """Return the models on which present workers' engines die; with `resting`, only those they rest from."""
     host = func.coalesce(HOST.c.name, ""), func.coalesce(HOST.c.id, "")
     columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:])]
-    which = _rests(tx) if resting else true()
+    which = _rests(tx) if resting else DIED
     there = SICKNESS.join(WORKER).outerjoin(HOST, HOST.c.number == WORKER.c.host)
     query = select(*columns).select_from(there).where(WORKER.c.alive_until > tx.clock, which)
     return [Sickness._make(row) for row in tx.connection.execute(query.order_by(WORKER.c.owner))]
@@ -110,7 +112,7 @@ def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
 
 def is_sick(tx: Transaction, owner: str) -> bool:
     """Return whether a worker's engine has died on a model of which it has captured no unit since."""
-    return bool(tx.connection.scalar(select(exists().where(SICKNESS.c.owner == owner))))
+    return bool(tx.connection.scalar(select(exists().where(SICKNESS.c.owner == owner, DIED))))
 
 
 def _rests(tx: Transaction) -> ColumnElement[bool]:
@@ -214,6 +216,28 @@ def pass_on(tx: Transaction, lease: UnitLease, problem: Problem) -> None:
     held = tx.connection.execute(select(WORKER.c.owner, WORKER.c.status).where(WORKER.c.owner.in_(there)))
     others = [row.owner for row in held if row.status.engine in (None, engine)]
     tasks.fail(tx, lease, problem, Outcome.VOID if others else Outcome.BLOCK, max_attempts=1)
+
+
+def failed(
+    tx: Transaction, lease: UnitLease, error: QuarryError, max_attempts: int, hub_attempts: int
+) -> None:
+    """End an attempt at a unit as `tasks.fail` does. Raises LeaseLost.
+
+    Where it met no Hub, its worker takes no unit of the model either while this one waits: all of them would
+    meet none, one after another, while other jobs wait.
+    """
+    tasks.fail(tx, lease, error.problem(), error.outcome, max_attempts, error.wait_s, hub_attempts)
+    is_there = select(WORKER.c.owner).where(WORKER.c.owner == lease.owner).with_for_update()
+    if not isinstance(error, HubUnavailable) or tx.connection.scalar(is_there) is None:
+        return
+    task = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
+    until = tx.connection.scalar(select(TASK.c.not_before).where(task))
+    key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
+    said = {"model": lease.model, "job_id": lease.job_id, "problem": error.problem(), "until": until}
+    if until is not None:
+        new = tx.insert(SICKNESS).values(**key, **said, deaths=0)
+        later = {"index_elements": list(key), "set_": {"until": until}, "where": SICKNESS.c.until < until}
+        tx.connection.execute(new.on_conflict_do_update(**later))
 
 
 def block(tx: Transaction, sickness: Sickness) -> None:

@@ -35,11 +35,12 @@ def run_next(
     work: Callable[[AnyLease, Kept], None],
     stopped: Callable[[], bool],
     max_attempts: int,
+    hub_attempts: int | None = None,
 ) -> bool:
     """Lease a task and work on it; return whether there was one.
 
     `work` records its own success, and raises QuarryError or Stopped. After an error, `tasks.fail`, which
-    gets `max_attempts`, decides what happens to the task.
+    gets `max_attempts` and `hub_attempts`, decides what happens to the task.
     """
     try:
         lease = take()
@@ -54,8 +55,9 @@ def run_next(
         if end.stopped:
             record(lambda: store.write(tasks.release, lease), stopped)
         elif (failure := end.error) is not None:
-            problem, outcome, wait_s = failure.problem(), failure.outcome, failure.wait_s
-            record(lambda: store.write(tasks.fail, lease, problem, outcome, max_attempts, wait_s), stopped)
+            problem, outcome = failure.problem(), failure.outcome
+            bounds = max_attempts, failure.wait_s, hub_attempts
+            record(lambda: store.write(tasks.fail, lease, problem, outcome, *bounds), stopped)
     return True
 
 

@@ -66,7 +66,7 @@ def _answer(task: Task, parent: "_Parent") -> None:
         parent.send("done")
     except QuarryError as error:
         detail = error.detail[:MAX_DETAIL_CHARS]
-        parent.send("error", problem_slug(type(error)), detail, error.field, error.cure)
+        parent.send("error", problem_slug(type(error)), detail, error.field, error.cure, error.wait_s)
     except MemoryError:
         parent.send("memory")
     except BaseException as error:

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.request import ExtractRequest
 from schemas.source import MAX_SAMPLE_TOKENS
+from service.artifacts.hub_client import LONGEST_WAIT_S
 from service.errors import (
     DiskFull,
     HubUnavailable,
@@ -213,9 +214,13 @@ class Child:
         except (ValueError, RecursionError) as error:
             raise _died(f"{type(error).__name__}: {error}") from error
         match answer:
-            case ["error", str(slug), str(detail), str() | None as field, str() | None as cure]:
+            case ["error", str(slug), str(detail), str() | None as field, str() | None as cure, *waits]:
                 self._has_ended = True
-                raise RELAYED.get(slug, QuarryError)(detail, field=field, cure=cure)
+                met = RELAYED.get(slug, QuarryError)(detail, field=field, cure=cure)
+                match waits:
+                    case [float(wait_s)] if 0.0 <= wait_s <= LONGEST_WAIT_S:
+                        met.wait_s = wait_s
+                raise met
             case ["memory"]:
                 taken = f"took more than {self.limits.memory_bytes} bytes of memory"
                 self._blame(taken, "QUARRY_PLAN_MEMORY_BYTES")

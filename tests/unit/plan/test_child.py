@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from schemas.request import ExtractRequest
-from service.errors import PlanningDied, QuarryError, SourceRefused
+from service.errors import HubUnavailable, PlanningDied, QuarryError, SourceRefused
 from service.plan.child.fork_server import FORK_SERVER, ForkServer
 from service.plan.child.main import run
 from service.plan.child.process import Child
@@ -218,6 +218,18 @@ def test_a_child_raises_its_own_errors_alone(
         list(start().rows())
     assert (type(caught.value), caught.value.detail) == (kind, detail)
     assert caught.value.field == ("field" if answer[0] == "error" else None)
+
+
+@pytest.mark.parametrize(
+    ("said_s", "wait_s"), [([7.5], 7.5), ([-1.0], 0.0), ([1e9], 0.0), ([float("nan")], 0.0), ([], 0.0)]
+)
+def test_a_wait_that_the_hub_asked_a_child_for_is_kept_within_bounds(
+    said: Connection, said_s: list[float], wait_s: float
+) -> None:
+    say(said, "error", "hub-unavailable", "busy", None, None, *said_s)
+    with pytest.raises(HubUnavailable) as caught:
+        list(start().rows())
+    assert caught.value.wait_s == wait_s
 
 
 @pytest.mark.parametrize(("status", "why"), [(b"3", "its exit code is 3"), (None, "its keeper ended")])

@@ -84,6 +84,20 @@ def test_a_fault_of_the_hub_that_passes_is_tried_again(
     assert (fetch_weights(target, settings) / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.parametrize(("asked", "wait_s"), [({"Retry-After": "7"}, 7.0), ({}, 0.0)])
+def test_a_wait_that_the_hub_asks_for_is_passed_on(
+    hub: FakeHub,
+    target: Target,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, str],
+    wait_s: float,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)  # the client asks again by itself
+    hub.fail("resolve", Fault(status=503, headers=asked, times=1000))
+    assert fault_of(target, settings).wait_s == wait_s
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_weights_that_the_hub_denies_are_an_unknown_model(
     hub: FakeHub, target: Target, settings: Settings, status: int
