@@ -16,8 +16,8 @@ class Policy:
     `told_by_job`: the job's problem says why the task is retried, instead of one event per attempt.
     `by_turns`: among jobs of equal priority, those whose owner has no lease of this kind come first.
     `one_an_owner`: at most one task of an owner's jobs is leased at a time. `of_hosts`: the task's item is
-    the only host that may work on it. `ahead`: the task is done ahead of time, so only an error that fails
-    the job stops it. `few`: open tasks of this kind are few even if jobs are many, so jobs are found from the
+    the only host that may work on it. `ahead`: while units are captured, the task is done ahead of time, so only
+    an error that fails the job stops it. `few`: open tasks of this kind are few even if jobs are many, so jobs are found from the
     tasks. `one_a_subject`: tasks of different jobs may share a subject, on which one lease at a time may
     work. `exhausted` is the outcome after the last allowed failed attempt; with VOID, retries never end;
     `max_deaths` is how many owners may be killed or crash while holding the task before the job is blocked.
@@ -70,8 +70,8 @@ POLICIES = {
         cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
         "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
     ),
-    # Nothing waits for it: units in the data folder that are not stored once all is captured are pushed by
-    # publishing.
+    # At home nothing waits for it: units that are not stored once all is captured are pushed by publishing.
+    # Elsewhere publishing waits for it from then on.
     TaskKind.STORE: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         of_hosts=True,

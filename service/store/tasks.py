@@ -254,7 +254,7 @@ def fail(
 
     RETRY makes the task pending again until it has had `max_attempts`; then the outcome is the policy's
     `exhausted`. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt. Every
-    outcome is treated as VOID if `exhausted` is VOID, and all but FAIL if the policy is `ahead`. With
+    outcome is treated as VOID if `exhausted` is VOID, and all but FAIL while the task is done `ahead`. With
     `told_by_job`, a repeated problem is not recorded again. A pending task waits for at least `wait_s`, and
     so does the repository of one that writes to it.
 
@@ -262,9 +262,10 @@ def fail(
     its job is blocked. Its other failures are counted from the start again afterwards.
     """
     policy = POLICIES[lease.kind]
-    if policy.exhausted is Outcome.VOID or (policy.ahead and outcome is not Outcome.FAIL):
-        outcome = Outcome.VOID
     job, task = held(tx, lease)
+    is_ahead = policy.ahead and not job.progress.is_captured
+    if policy.exhausted is Outcome.VOID or (is_ahead and outcome is not Outcome.FAIL):
+        outcome = Outcome.VOID
     met_no_hub = policy.spares_hub and _is_of_hub(problem)
     if policy.spares_hub and met_no_hub != _is_of_hub(task.problem):
         task = replace(task, attempts=1)

@@ -5,8 +5,21 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from service.errors import LeaseLost, Outcome
-from service.store import HOME, Store, StoreLease, UnitLease, commits, publishing, storing, tasks
+from schemas.job import JobState
+from service.errors import HubDenied, LeaseLost, Outcome, QuarryError, WriteFailed
+from service.store import (
+    HOME,
+    Store,
+    StoreLease,
+    UnitLease,
+    commits,
+    hosts,
+    jobs,
+    publishing,
+    storing,
+    tasks,
+    units,
+)
 from service.store.tables import JOB
 from tests.support.store_cases import PROBLEM, Clock, job_id, lease_publish, lease_unit, made, start_units
 
@@ -14,6 +27,7 @@ REPO = "org/data"
 OWNER = "storer"
 TTL_S = 60.0
 RANKS = 8
+ATTEMPTS = 3
 APART_S = storing.APART.total_seconds()
 LATEST_S = storing.LATEST.total_seconds()
 
@@ -28,8 +42,8 @@ def commit_of_ranks(store: Store, lease: UnitLease) -> None:
     store.write(commits.commit, replace(whole, shards=tuple(shards)), lease)
 
 
-def capture(store: Store, units: int, number: int = 1) -> None:
-    for _ in range(units):
+def capture(store: Store, count: int, number: int = 1) -> None:
+    for _ in range(count):
         commit_of_ranks(store, lease_unit(store, job=job_id(number)))
 
 
@@ -126,3 +140,47 @@ def test_a_unit_of_more_files_than_a_commit_should_have_is_stored_alone(store: S
     start_units(store, units=3, repo_id=REPO)
     capture(store, 2)
     assert [u.attempt_id.unit for u in store.read(commits.waiting, job_id(1), HOME, RANKS)] == [0]
+
+
+def captured_far(store: Store) -> int:
+    """Bring a job to where its one unit lies on a machine without the data folder; return its host."""
+    store.write(hosts.register, "a" * 32, "home", is_home=True)
+    far = store.write(hosts.register, "b" * 32, "far", is_home=False)
+    start_units(store, units=1, repo_id=REPO)
+    lease = units.lease(store, "far", TTL_S, host=far)
+    assert lease is not None
+    commit_of_ranks(store, lease)
+    return far
+
+
+def fail(store: Store, clock: Clock, host: int, error: QuarryError) -> None:
+    clock.advance(TTL_S)
+    lease = storing.lease(store, OWNER, TTL_S, host)
+    assert lease is not None
+    store.write(tasks.fail, lease, error.problem(), error.outcome, ATTEMPTS)
+
+
+@pytest.mark.parametrize(("error", "times"), [(HubDenied("no right"), 1), (WriteFailed("gone"), ATTEMPTS)])
+def test_a_captured_job_whose_last_units_cannot_be_stored_is_blocked_with_the_reason(
+    store: Store, clock: Clock, error: QuarryError, times: int
+) -> None:
+    """Its publication waits for them, so they are no longer stored ahead; resumed, it is stored."""
+    far = captured_far(store)
+    for _ in range(times):
+        assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
+        fail(store, clock, far, error)
+    job = store.read(jobs.job, job_id(1))
+    assert job.state is JobState.BLOCKED and job.problem is not None and job.problem.detail == error.detail
+    store.write(jobs.resume, job_id(1))
+    lease = storing.lease(store, OWNER, TTL_S, far)
+    assert lease is not None
+    store.write(storing.stored, lease, [0])
+    assert lease_publish(store).job_id == job_id(1)
+
+
+def test_while_units_are_captured_no_store_ends_the_job(store: Store, clock: Clock) -> None:
+    start_units(store, units=30, repo_id=REPO)
+    capture(store, 12)
+    for _ in range(ATTEMPTS + 1):
+        fail(store, clock, HOME, HubDenied("no right"))
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
