@@ -56,6 +56,10 @@ SILENCE = {
     "tcp_user_timeout": "60000",
 }
 """Parameters of libpq with which a broken network is noticed within a minute, not TCP's 15 minutes."""
+WRITABLE = {"target_session_attrs": "read-write"}
+"""Another one: connects only to a server that takes writes, never to a standby that answers in its place."""
+READ_ONLY_STATES = ("25006", "0A000")
+"""SQLSTATEs of a server that takes no writes: within a transaction, and at its start."""
 
 
 CLOCKS = {
@@ -170,8 +174,9 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
     the database's lock anyway, and readers need not wait.
     """
     if url.get_backend_name() == "postgresql":
+        told = SILENCE if read_only else SILENCE | WRITABLE
         engine = create_engine(
-            url.set(drivername="postgresql+psycopg", query=SILENCE | url.query),
+            url.set(drivername="postgresql+psycopg", query=told | url.query),
             pool_pre_ping=True,
             hide_parameters=True,
         )
@@ -232,6 +237,9 @@ def _translated() -> Iterator[None]:
             # SQLite raises this for a page that it could not read, which may be a transient disk error.
             cure = "look for disk errors in the kernel's log; if it does not pass, restore a backup"
             raise StoreUnavailable("the database cannot be read", cure=cure) from error
+        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate in READ_ONLY_STATES:
+            cure = "end the failover, or name the server that takes writes in QUARRY_DATABASE_URL"
+            raise StoreUnavailable(f"the database takes no writes: {error.orig}", cure=cure) from error
         if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
             cure = "grant it: deploy/README.md lists what a worker's role needs"
             raise StoreUnavailable(f"the database's role has no right: {error.orig}", cure=cure) from error

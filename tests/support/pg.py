@@ -41,6 +41,15 @@ class Postgres:
         where = ["-D", self._socket_folder / "data", "-l", self._socket_folder / "log"]
         _run([self._binaries / "pg_ctl", "restart", "-w", "-m", "immediate", *where], self._as_root)
 
+    def stand_by(self) -> None:
+        """Let the server start again as a hot standby, which answers and takes no writes."""
+        (self._socket_folder / "data" / "standby.signal").touch()
+        self.crash()
+
+    def promote(self) -> None:
+        """Let a standby take writes."""
+        _run([self._binaries / "pg_ctl", "promote", "-w", "-D", self._socket_folder / "data"], self._as_root)
+
     @contextmanager
     def database(self) -> Iterator[str]:
         """Lend an empty database by its SQLAlchemy URL; its connections must be closed at the end.
