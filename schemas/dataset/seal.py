@@ -1,5 +1,6 @@
 """The only way a file gets its final name: temporary name in the same folder, fsync, rename, folder fsync."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -27,13 +28,16 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, root: Path | None = None) -> None:
     """Create a folder and its missing parents durably. Raises OSError.
 
-    An existing folder is synced, too: another process may have just created it.
+    An existing folder is synced, too: another process may have just created it. A missing `root` is not
+    created: that raises FileNotFoundError.
     """
     if not folder.is_dir():
-        make_folder(folder.parent)
+        if folder == root:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+        make_folder(folder.parent, root)
         folder.mkdir(exist_ok=True)
     with suppress(PermissionError):  # a process that may not read the parent cannot have created this folder
         fsync(folder.parent)
@@ -61,9 +65,12 @@ def seal(final: Path, attempt: str = "") -> None:
 
 
 @contextmanager
-def sealing(final: Path, attempt: str = "") -> Iterator[Path]:
-    """Yield the temporary path to write to; seal the file on success, remove it on any error."""
-    make_folder(final.parent)
+def sealing(final: Path, attempt: str = "", root: Path | None = None) -> Iterator[Path]:
+    """Yield the temporary path to write to; seal the file on success, remove it on any error.
+
+    Folders are created as by `make_folder`.
+    """
+    make_folder(final.parent, root)
     temp = temporary(final, attempt)
     try:
         yield temp
@@ -73,9 +80,9 @@ def sealing(final: Path, attempt: str = "") -> Iterator[Path]:
         raise
 
 
-def seal_bytes(final: Path, content: bytes, attempt: str = "") -> None:
-    """Write and seal a small file. Raises OSError."""
-    with sealing(final, attempt) as temp:
+def seal_bytes(final: Path, content: bytes, attempt: str = "", root: Path | None = None) -> None:
+    """Write and seal a small file, as `sealing` does. Raises OSError."""
+    with sealing(final, attempt, root) as temp:
         temp.write_bytes(content)
 
 
@@ -83,8 +90,10 @@ def move_durably(source: Path, final: Path) -> None:
     """Move a sealed file to another folder on the same file system.
 
     Several processes may do so at once: on return the move is durable, whoever made it. Raises OSError;
-    FileNotFoundError if the file is in neither place.
+    FileNotFoundError if the file is in neither place; then no folder is created.
     """
+    if not source.exists() and not final.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
     make_folder(final.parent)
     try:
         source.replace(final)

@@ -70,15 +70,21 @@ def run_retention(
 
 def _remove_files(store: Store, settings: Settings, job_id: str, *, with_dataset: bool) -> None:
     """Remove a job's folders; any number of processes may do so at once. Raises WriteFailed."""
-    dataset = settings.dataset_dir(job_id)
-    hidden = dataset.with_name(f"{DELETED}{dataset.name}")
     with removing():
         if with_dataset:
-            with suppress(FileNotFoundError):
-                dataset.rename(hidden)
+            _remove_dataset(settings.dataset_dir(job_id))
         give_back(store, settings, job_id)
-        for folder in (hidden, settings.work_root / job_id):
-            remove_folder(folder)
+        remove_folder(settings.work_root / job_id)
+        if with_dataset:  # a unit may have landed meanwhile; from now on none has files that could
+            _remove_dataset(settings.dataset_dir(job_id))
+
+
+def _remove_dataset(dataset: Path) -> None:
+    hidden = dataset.with_name(f"{DELETED}{dataset.name}")
+    remove_folder(hidden)  # of a try that was cut off: no folder takes the name of one that is not empty
+    with suppress(FileNotFoundError):
+        dataset.rename(hidden)
+    remove_folder(hidden)
 
 
 def remove_folder(folder: Path) -> None:

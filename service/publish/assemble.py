@@ -106,7 +106,7 @@ def assemble(
     Raises:
         DatasetBroken: a sample, a token or a file is missing; no manifest is written.
         OptionRefused: the folder holds another model's states, or jobs that do not mix with this one.
-        OSError: from the file system.
+        OSError: from the file system; also if the folder `dataset` is missing, since it was deleted meanwhile.
     """
     _remove_leftovers(dataset, account.job_id)
     for commit in account.commits:
@@ -142,7 +142,7 @@ def assemble(
     )
     _remove_unnamed(dataset, manifest)
     content = manifest.model_dump_json(indent=1) + "\n"
-    seal_bytes(dataset / manifest_path(account.job_id), content.encode(), account.attempt)
+    seal_bytes(dataset / manifest_path(account.job_id), content.encode(), account.attempt, dataset)
     _write_card(dataset, account.attempt)
     return manifest
 
@@ -186,7 +186,7 @@ def _write_card(dataset: Path, attempt: str) -> None:
     ]
     text = render_card(jobs, existing=existing)
     for path, content in ((JOBS_PATH, table_of(jobs)), (CARD_PATH, text)):
-        seal_bytes(dataset / path, content.encode(), attempt)
+        seal_bytes(dataset / path, content.encode(), attempt, dataset)
 
 
 def _all_rejects(store: Store, job_id: str) -> Iterator[RejectView]:

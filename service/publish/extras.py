@@ -17,14 +17,20 @@ def file_entry(dataset: Path, path: str) -> FileEntry:
 
 
 def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: str = "") -> FileEntry:
-    """Seal the counts of how often each token id is supervised (`loss_mask` 1). Raises OSError."""
+    """Seal the counts of how often each token id is supervised (`loss_mask` 1).
+
+    Raises OSError, also if the folder `dataset` is missing.
+    """
     path = token_freq_path(job_id)
-    seal_bytes(dataset / path, packed_counts(counts), attempt)
+    seal_bytes(dataset / path, packed_counts(counts), attempt, dataset)
     return file_entry(dataset, path)
 
 
 def write_final_norm(dataset: Path, content: bytes, attempt: str = "") -> FileEntry:
-    """Seal the target's final norm. Raises OptionRefused if the folder holds another model's, OSError."""
+    """Seal the target's final norm. Raises OptionRefused if the folder holds another model's.
+
+    OSError, also where there is no folder `dataset`.
+    """
     final = dataset / FINAL_NORM_PATH
     if final.exists():
         if final.read_bytes() != content:
@@ -34,5 +40,5 @@ def write_final_norm(dataset: Path, content: bytes, attempt: str = "") -> FileEn
                 cure="use another folder",
             )
     else:
-        seal_bytes(final, content, attempt)
+        seal_bytes(final, content, attempt, dataset)
     return file_entry(dataset, FINAL_NORM_PATH)

@@ -6,17 +6,18 @@ from functools import partial
 from pathlib import Path
 
 from schemas.dataset.manifest import CanaryReport
+from schemas.dataset.seal import make_folder
 from schemas.names import MANIFEST_FOLDER, is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.artifacts.repository import Patience, Repository
 from service.capture.attempt_files import land, remove_stored
-from service.errors import STORE_AWAY, DatasetBroken, writing
+from service.errors import STORE_AWAY, DatasetBroken, LeaseLost, writing
 from service.publish.assemble import account_of, assemble
 from service.publish.push import JobPush
 from service.publish.target import target_of
 from service.settings import Settings
 from service.store import PublishLease, Store, canaries, commits, jobs, publishing
-from service.work.keeper import Keeper, Kept
+from service.work.keeper import Keeper, Kept, Stopped
 from service.work.runner import run_next
 
 
@@ -82,7 +83,15 @@ def _publish(
     land(store, settings, lease.job_id)
     request = store.read(jobs.request, lease.job_id)
     account = account_of(store, lease, request)
-    check()
+    # Nothing may have landed here. Before the lease is looked at: a deletion that comes later removes it, and
+    # nobody else makes it anew.
+    make_folder(dataset)
+    try:
+        check()
+    except (LeaseLost, Stopped):
+        with suppress(OSError):
+            dataset.rmdir()
+        raise
     norm = store.read(commits.final_norm, lease.job_id)
     canary, report = _canary(store, lease, request)
     assemble(dataset, account, norm, canary, report)

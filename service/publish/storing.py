@@ -74,14 +74,14 @@ def _store(
     uploads = Uploads(hub, dataset, check, elsewhere)
     others = OtherJobs(hub, uploads, lease.job_id)
     hub.ensure()
+    if is_home:
+        for unit in made:
+            move_into_dataset(settings, unit)
     norm = store.read(commits.final_norm, lease.job_id)
     # A job that cannot be merged is refused before a byte is sent.
     begun = BegunJob(lease.job_id, lease.provenance, hub.target.config_name)
     others.merged(begun, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
     check()
-    if is_home:
-        for unit in made:
-            move_into_dataset(settings, unit)
     files = [entry for unit in made for entry in unit.files]
     if missing := uploads.missing(files):
         uploads.send(missing)  # needs no turn: every host has its own connection to the Hub

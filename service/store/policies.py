@@ -16,14 +16,14 @@ class Policy:
     `told_by_job`: the job's problem says why the task is retried, instead of one event per attempt.
     `by_turns`: among jobs of equal priority, those whose owner has no lease of this kind come first.
     `one_an_owner`: at most one task of an owner's jobs is leased at a time. `of_hosts`: the task's item is
-    the only host that may work on it. `ahead`: while units are captured, the task is done ahead of time, so only
-    an error that fails the job stops it. `few`: open tasks of this kind are few even if jobs are many, so jobs are found from the
-    tasks. `one_a_subject`: tasks of different jobs may share a subject, on which one lease at a time may
-    work. `exhausted` is the outcome after the last allowed failed attempt; with VOID, retries never end;
-    `max_deaths` is how many owners may be killed or crash while holding the task before the job is blocked.
-    `delay` is the wait after the first failed attempt, as a fraction of the lease's duration; it doubles with
-    each further one, up to that duration. `spares_hub`: attempts that could not reach the Hub are counted
-    apart from other failures.
+    the only host that may work on it. `ahead`: while units are captured, the task is done ahead of time, so
+    only an error that fails the job stops it. `few`: open tasks of this kind are few even if jobs are many,
+    so jobs are found from the tasks. `one_a_subject`: tasks of different jobs may share a subject, on which
+    one lease at a time may work. `exhausted` is the outcome after the last allowed failed attempt; with VOID,
+    retries never end; `max_deaths` is how many owners may be killed or crash while holding the task before
+    the job is blocked. `delay` is the wait after the first failed attempt, as a fraction of the lease's
+    duration; it doubles with each further one, up to that duration. `spares_hub`: attempts that could not
+    reach the Hub are counted apart from other failures.
     """
 
     job_states: frozenset[JobState]

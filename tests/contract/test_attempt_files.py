@@ -79,3 +79,4 @@ def test_a_file_in_neither_place_is_told(tmp_path: Path) -> None:
     (tmp_path / "attempt").mkdir()
     with pytest.raises(FileNotFoundError):
         move_durably(tmp_path / "attempt" / "shard", tmp_path / "data" / "shard")
+    assert not (tmp_path / "data").exists(), "as of a dataset that was deleted"
