@@ -58,10 +58,14 @@ def run_retention(
 ) -> bool:
     """Start deleting the jobs that ended long enough ago; return False, since there is no more to do now.
 
-    Raises StoreUnavailable, DiskFull.
+    One whose dataset stays does so too where that counts for its owner's `max_bytes`. Raises
+    StoreUnavailable, DiskFull.
     """
     if settings.keep_jobs_days is not None:
+        counted = set() if settings.delete_old_datasets else store.read(deletion.counted)
         for job_id in store.read(deletion.old, settings.keep_jobs_days * 86_400.0):
+            if job_id in counted and settings.dataset_dir(job_id).exists():
+                continue
             # Another worker may have been faster, or the job was resumed.
             with one_of_many("deleting old", store, job_id), suppress(NotFound, IllegalMove):
                 store.write(deletion.begin, job_id, with_dataset=settings.delete_old_datasets)

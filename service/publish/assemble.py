@@ -106,7 +106,7 @@ def assemble(
     Raises:
         DatasetBroken: a sample, a token or a file is missing; no manifest is written.
         OptionRefused: the folder holds another model's states, or jobs that do not mix with this one.
-        OSError: from the file system; also if the folder `dataset` is missing, since it was deleted meanwhile.
+        OSError: from the file system; also if `dataset` is missing, since it was deleted meanwhile.
     """
     _remove_leftovers(dataset, account.job_id)
     for commit in account.commits:

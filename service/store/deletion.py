@@ -7,7 +7,7 @@ from sqlalchemy import Select, Table, and_, delete, exists, or_, select, tuple_,
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
-from service.store import tasks, totals
+from service.store import keys, tasks, totals
 from service.store.database import Store, Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import (
@@ -118,6 +118,12 @@ def forget_spent(tx: Transaction, job_id: str) -> bool:
         if _delete(tx, table, mine.limit(MAX_BLOBS)) == MAX_BLOBS:
             return True
     return False
+
+
+def counted(tx: Transaction) -> set[str]:
+    """Return the jobs whose shards here count for the `max_bytes` of their owner."""
+    of_limited = JOB.c.owner.in_(keys.limited_owners(tx)), JOB.c.bytes_written > JOB.c.bytes_gone
+    return set(tx.connection.scalars(select(JOB.c.id).where(*of_limited)))
 
 
 def old(tx: Transaction, age_s: float) -> list[str]:

@@ -65,6 +65,12 @@ def granted(tx: Transaction, owner: str | None) -> Grants | None:
     return NOTHING.model_copy(update=together)
 
 
+def limited_owners(tx: Transaction) -> set[str]:
+    """Return the owners whose bytes are limited."""
+    rows = tx.connection.execute(select(API_KEY.c.name, API_KEY.c.grants).where(_is_active(tx)))
+    return {name for name, grants in rows if grants.max_bytes is not None}
+
+
 def check_quota(tx: Transaction, owner: str | None) -> None:
     """Return only if an owner may have another job.
 

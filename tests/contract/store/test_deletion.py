@@ -9,12 +9,13 @@ from sqlalchemy import func, select, update
 
 import service.control.deletion
 from schemas.job import ENDED_JOB_STATES, JobState
+from schemas.keys import NewKey, Scope
 from service import sweeper
 from service.control.deletion import delete_job
 from service.errors import IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
-from service.store import Store, Transaction, commits, deletion, jobs, publishing
-from service.store.tables import METADATA, TASK
+from service.store import Store, Transaction, commits, deletion, jobs, keys, publishing
+from service.store.tables import JOB, METADATA, TASK
 from service.store.transitions import lock_job
 from service.work.keeper import Keeper
 from tests.support.roles import delete_old, sweep
@@ -188,6 +189,27 @@ def test_jobs_are_deleted_when_their_days_are_over(
     delete_old(store, settings)
     assert (work.exists(), dataset.exists()) == (False, not with_datasets)
     assert {row.id for row in store.read(jobs.page)[0]} == {job_id(1), job_id(3)}
+
+
+@pytest.mark.parametrize("with_datasets", [False, True])
+@pytest.mark.parametrize("max_bytes", [None, 10**9])
+def test_a_job_stays_while_its_dataset_counts_for_its_owner(
+    store: Store, tmp_path: Path, max_bytes: int | None, with_datasets: bool
+) -> None:
+    """1. Its days are over. 2. It is kept with its dataset, or both go; or its owner is not limited."""
+    new = NewKey(name="tenant", scopes=(Scope.JOBS_WRITE,), max_bytes=max_bytes)
+    store.write(keys.add, "ab" * 4, "0" * 64, new)
+    capture(store)
+    store.write(publishing.complete, lease_publish(store), None)
+    store.write(lambda tx: tx.connection.execute(update(JOB).values(owner="tenant")))
+    settings = settings_in(tmp_path, keep_jobs_days=0, delete_old_datasets=with_datasets)
+    dataset = folders(settings, job_id(1))[1]
+    delete_old(store, settings)
+    is_kept = max_bytes is not None and not with_datasets
+    assert (len(store.read(jobs.page)[0]), dataset.exists()) == (int(is_kept), not with_datasets)
+    shutil.rmtree(dataset, ignore_errors=True)
+    delete_old(store, settings)
+    assert store.read(jobs.page)[0] == [], "what nothing is left of counts for nobody"
 
 
 def test_a_job_that_is_resumed_meanwhile_is_not_deleted_for_its_age(
