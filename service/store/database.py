@@ -88,6 +88,10 @@ class Transaction:
         """Keep the time that a statement of this transaction has read from `clock`."""
         self._now = read
 
+    def forget_time(self) -> None:
+        """Read the time anew when it is asked for: what was read is as old as the wait for a lock."""
+        self._now = None
+
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
         """Return an INSERT that supports ON CONFLICT; the two dialects render it the same."""
         if self.connection.dialect.name == "postgresql":

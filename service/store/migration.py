@@ -1,13 +1,15 @@
 """Migrates a database to the newest schema; any number of processes may do so at once."""
 
+from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Text, column, func, select, table
+from sqlalchemy import ColumnElement, Select, Text, column, func, select, table
 
 import service.migrations
 from service.errors import VersionRefused
@@ -31,6 +33,19 @@ def is_new(tx: Transaction) -> bool:
 def check_write(tx: Transaction) -> None:
     """Refuse to write if a newer service has migrated since this one started. Raises VersionRefused."""
     _compare(tx.connection.scalar(VERSION))
+
+
+def check_behind_lock(tx: Transaction) -> None:
+    """Do as `check_write`, and read the clock: a time of before a lock is as old as the wait for it."""
+    found = tx.connection.execute(_version_and_time(tx.clock)).one_or_none()
+    _compare(None if found is None else found.version_num)
+    if found is not None:
+        tx.now = found.now
+
+
+@cache  # a store has one clock
+def _version_and_time(clock: ColumnElement[datetime]) -> Select[Any]:
+    return VERSION.add_columns(clock.label("now"))
 
 
 def _compare(revision: str | None) -> None:

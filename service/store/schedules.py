@@ -33,7 +33,7 @@ from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError
 from service.store import captured_samples, jobs, runs
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
-from service.store.migration import check_write
+from service.store.migration import check_behind_lock, check_write
 from service.store.schedule_tables import CAPTURED_SAMPLES, DELETED_SCHEDULE, RUN, SCHEDULE, SCHEDULE_REQUEST
 from service.store.stopping import stop
 from service.store.tables import JOB
@@ -269,10 +269,8 @@ def _one(tx: Transaction, query: Select[Any], which: Which) -> RowMapping:
 
 
 def _lock(tx: Transaction, which: Which) -> _Schedule:
-    query = select(SCHEDULE, tx.clock.label("now")).with_for_update()
-    row = _one(tx, query, which)
-    check_write(tx)
-    tx.now = row["now"]
+    row = _one(tx, select(SCHEDULE).with_for_update(), which)
+    check_behind_lock(tx)
     return _Schedule(**{field: row[field] for field in _Schedule.__slots__})
 
 

@@ -303,6 +303,7 @@ def _lock_subject(tx: Transaction, kind: TaskKind, subject: str) -> None:
     """Keep other transactions from leasing a task of the subject until this one ends."""
     same = and_(TASK.c.kind == kind, TASK.c.subject == subject)
     tx.connection.execute(select(TASK.c.job_id).where(same).order_by(TASK.c.job_id).with_for_update())
+    tx.forget_time()
 
 
 def _end_others(tx: Transaction, task: LockedTask) -> None:

@@ -7,10 +7,9 @@ misses one.
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import ColumnElement, Select, bindparam, exists, func, insert, select, update
+from sqlalchemy import bindparam, exists, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
@@ -19,7 +18,7 @@ from schemas.job import JOB_MOVES, JobState, Problem, Progress
 from schemas.webhook import REPORTED_JOB_STATES
 from service.errors import IdentityChanged, IllegalMove, NotFound
 from service.store.database import Transaction
-from service.store.migration import check_write
+from service.store.migration import check_behind_lock
 from service.store.policies import POLICIES, task_name
 from service.store.tables import EVENT, JOB, OPEN_WEBHOOK, TASK
 from service.store.values import TASK_MOVES, TaskKind, TaskState
@@ -89,6 +88,7 @@ WRITTEN = ("state", "problem", "identity", "provenance", "hub_commit", "captured
 """Columns of a job that an event may change, besides its progress."""
 CHANGING = tuple(name for name in LockedTask.__slots__ if name not in ("job_id", "kind", "item", "subject"))
 """Columns of a task that a move may change."""
+_LOCKING = select(JOB).where(JOB.c.id == bindparam("of_job")).with_for_update()
 
 
 def progress_of(row: RowMapping) -> Progress:
@@ -105,19 +105,12 @@ def count(progress: Progress, **deltas: int) -> Progress:
 
 def lock_job(tx: Transaction, job_id: str) -> LockedJob:
     """Lock a job until the transaction ends. Raises NotFound, StoreUnavailable."""
-    row = tx.connection.execute(_locking(tx.clock), {"of_job": job_id}).mappings().one_or_none()
-    check_write(tx)  # after the lock: an earlier migration is seen, a later one waits
+    row = tx.connection.execute(_LOCKING, {"of_job": job_id}).mappings().one_or_none()
+    check_behind_lock(tx)  # a migration that came first is seen, a later one waits
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
-    tx.now = row["now"]
     names = [name for name in LockedJob.__slots__ if name != "progress"]
     return LockedJob(progress=progress_of(row), **{name: row[name] for name in names})
-
-
-@cache  # a store has one clock
-def _locking(clock: ColumnElement[datetime]) -> Select[Any]:
-    """Lock the job bound as `of_job`, and read the clock."""
-    return select(JOB, clock.label("now")).where(JOB.c.id == bindparam("of_job")).with_for_update()
 
 
 def record(

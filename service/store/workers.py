@@ -180,6 +180,7 @@ def engine_died(
     # Serialized: otherwise two workers that fall sick at once would each count on the other to take the
     # model.
     tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
+    tx.forget_time()
     beat(tx, lease.owner, lease.ttl_s, host=lease.host)
     key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
     before = select(SICKNESS.c.deaths).filter_by(**key)
