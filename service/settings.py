@@ -137,7 +137,7 @@ class Settings(BaseSettings):
     """Days for which a job is kept after it ends; unset: forever. What it pushed stays on the Hub."""
     delete_old_datasets: bool = False
     """When `keep_jobs_days` are over, delete the job's dataset in the data folder along with the job.
-    Otherwise a job of a key with `max_bytes` is kept as long as its dataset, which counts toward the limit."""
+    Otherwise a job of a key with `max_bytes` is kept as long as its dataset, which counts toward it."""
     planners: int = Field(default=2, ge=1, le=16)
     """Jobs that one worker plans at once, each in its own child process."""
     publishers: int = Field(default=3, ge=1, le=64)

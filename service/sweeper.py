@@ -3,7 +3,8 @@
 Moves into place files that were committed but not moved: their worker was killed in between, or never learned
 of its commit.
 
-Also deletes what a completed job leaves in the database and its publication no longer needs.
+Also deletes what a completed job leaves in the database and its publication no longer needs, and ends waits that
+began while the database's clock was ahead.
 
 Never touches an attempt that is leased, or committed but not stored. The next attempt at a unit removes what
 a lost one left, but may run on another host.
@@ -24,7 +25,7 @@ from service.errors import NotFound, removing, writing
 from service.host import host_of
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
-from service.store import HOME, Store, commits, consumers, deletion, jobs, units
+from service.store import HOME, Store, clock, commits, consumers, deletion, jobs, units
 from service.work.keeper import Keeper
 from service.work.runner import attempt, one_of_many
 
@@ -48,6 +49,7 @@ def run_sweep(
                 _sweep(store, settings, folder, host)
     if host != HOME:
         return False
+    store.write(clock.set_right, settings.lease_s, settings.engine_rest_s)
     for job_id in store.read(consumers.consumed):  # includes completed jobs, whose folder is gone
         with one_of_many("sweeping", store, job_id), suppress(NotFound), removing():
             store.write(consumers.expire, job_id)
