@@ -3,8 +3,8 @@
 Moves into place files that were committed but not moved: their worker was killed in between, or never learned
 of its commit.
 
-Also deletes what a completed job leaves in the database and its publication no longer needs, and ends waits that
-began while the database's clock was ahead.
+Also deletes what a completed job leaves in the database and its publication no longer needs, and ends waits
+that began while the database's clock was ahead.
 
 Never touches an attempt that is leased, or committed but not stored. The next attempt at a unit removes what
 a lost one left, but may run on another host.
