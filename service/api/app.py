@@ -48,6 +48,8 @@ def create_app(settings: Settings) -> FastAPI:
         # FastAPI's docs pages load scripts from another host, on an origin that may start jobs.
         docs_url=None,
         redoc_url=None,
+        # Behind a proxy that ends TLS, a redirect would name plain HTTP.
+        redirect_slashes=False,
         # Any request with a body may get these, even if its route takes none.
         responses=problems.problem_responses(400, 413),
         generate_unique_id_function=lambda route: route.name,

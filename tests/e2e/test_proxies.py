@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from service.control.request_body import NODE_BYTES
+from service.settings import Settings
 from tests.support.service_process import Serving, body_of, serving
 from tests.support.tiny_model import random_target
 
@@ -157,3 +159,32 @@ def test_requests_that_are_split_and_joined_are_answered_one_by_one(proxy: str, 
             f"http://127.0.0.1:{port}/extract", content=b"x" * 9_000_000, headers=HEADERS, trust_env=False
         )
         assert large.status_code in (413, 502), "Caddy 2.6 says that it could not send it on"
+
+
+def test_the_page_is_told_the_scheme_by_the_proxy_alone(proxy: str, tmp_path: Path) -> None:
+    """Whatever a caller says of it; and no answer leads to another address."""
+    with (
+        service(tmp_path / "one") as one,
+        behind(proxy, tmp_path / "p1", one) as port,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, trust_env=False) as client,
+    ):
+        signed_in = client.post("/ui/sign-in", data={"key": KEY}).headers["Set-Cookie"].partition(";")[0]
+        shown = client.get("/", headers={"X-Forwarded-Proto": "https", "Cookie": signed_in})
+        assert shown.status_code == 200 and f"http://{NAME}" in shown.text
+        assert f"https://{NAME}" not in shown.text
+        assert client.get("/jobs/").status_code == 404
+
+
+def test_a_body_as_large_as_the_service_takes_comes_through(proxy: str, tmp_path: Path) -> None:
+    most = Settings().max_body_bytes - NODE_BYTES
+    with service(tmp_path / "one") as one, behind(proxy, tmp_path / "p1", one) as port:
+        for num_bytes, status in ((most, 422), (most + 1, 413)):
+            answer = httpx2.post(
+                f"http://127.0.0.1:{port}/extract",
+                content=b" " * (num_bytes - 2) + b"{}",
+                headers=HEADERS | {"Content-Type": "application/json"},
+                trust_env=False,
+                timeout=60,
+            )
+            assert answer.status_code == status, answer.text
+            assert answer.headers["Content-Type"] == "application/problem+json", "the service's own answer"
