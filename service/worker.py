@@ -13,7 +13,7 @@ from schemas.worker import Role
 from service.capture.imports import import_engine
 from service.capture.loop import Capture
 from service.control.deletion import run_deletion, run_retention
-from service.control.scheduling import submit_due
+from service.control.scheduling import are_due, submit_due
 from service.control.webhooks import run_webhooks
 from service.errors import STORE_AWAY, EngineDied
 from service.host import host_of
@@ -138,7 +138,7 @@ async def _main(
             running.enter_context(beside)
         for beside in crew:
             running.callback(beside.stop)  # all are asked before one is waited for
-        is_idle = partial(_is_idle, store, owner) if until_idle else None
+        is_idle = partial(_is_idle, store, settings, owner) if until_idle else None
         minder = asyncio.create_task(_mind(crew, is_idle))
         # It ends once every job rests. If it fails instead, nothing would restart a dead planner: the worker
         # then drains, and ends with its error.
@@ -170,13 +170,17 @@ async def _mind(crew: Sequence[TaskLoop], is_idle: Callable[[], bool] | None = N
             return
 
 
-def _is_idle(store: Store, owner: str) -> bool:
+def _is_idle(store: Store, settings: Settings, owner: str) -> bool:
     """Return whether every job rests and no slot is due; until then this worker takes over lost work.
 
-    The jobs are checked again after the slots, one of which may have become a job in between.
+    The jobs are checked again after the slots, one of which may have become a job in between. Away from the
+    data folder, whose free space is not known there, slots are not decided but waited for.
     """
     try:
-        return _all_rest(store, owner) and submit_due(store) == 0 and _all_rest(store, owner)
+        if not _all_rest(store, owner):
+            return False
+        waits = submit_due(store, settings) > 0 if settings.is_at_home else are_due(store)
+        return not waits and _all_rest(store, owner)
     except STORE_AWAY as error:
         logger.warning("the jobs cannot be counted: %s", error)
         return False

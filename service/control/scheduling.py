@@ -8,7 +8,7 @@ from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules
 from schemas.source import PostedSource
 from service.control.request_body import CheckedSamples, parse_body
 from service.control.submit import ALONE, check, check_room
-from service.errors import STORE_AWAY, Conflict, internal_error
+from service.errors import STORE_AWAY, Conflict, DiskFull, StoreUnavailable, internal_error
 from service.plan import posted
 from service.settings import Settings
 from service.store import Store, keys, schedules, spools
@@ -44,14 +44,14 @@ def preview(
     return view
 
 
-def change(store: Store, which: schedules.Which, changed: ScheduleChange) -> ScheduleView:
+def change(store: Store, settings: Settings, which: schedules.Which, changed: ScheduleChange) -> ScheduleView:
     """Change the given rules of a schedule, or pause or unpause it. Raises NotFound, RequestError."""
     given = changed.model_dump(exclude_unset=True, exclude={"paused"})
 
     def with_given(rules: ScheduleRules) -> ScheduleRules:
         return parse_body(ScheduleRules, rules.model_dump() | given)
 
-    return store.write(schedules.change, which, with_given, changed.paused)
+    return store.write(schedules.change, which, with_given, changed.paused, _no_room(settings))
 
 
 def post_samples(store: Store, settings: Settings, schedule: int, samples: CheckedSamples) -> None:
@@ -92,19 +92,20 @@ def run_slots(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
     """Decide every slot that is due; return False, since there is no more to do now."""
-    submit_due(store)
+    submit_due(store, settings)
     return False
 
 
-def submit_due(store: Store) -> int:
+def submit_due(store: Store, settings: Settings) -> int:
     """Decide every slot that is due; return how many. Any number of processes may do so at once.
 
-    Raises StoreUnavailable, DiskFull.
+    Where the data folder is nearly full, slots that would become jobs are refused. Raises StoreUnavailable,
+    DiskFull.
     """
     decided = 0
     for name in store.read(schedules.due):
         try:
-            while store.write(schedules.advance, name):
+            while store.write(schedules.advance, name, _no_room(settings)):
                 decided += 1
         except STORE_AWAY:
             raise
@@ -113,3 +114,33 @@ def submit_due(store: Store) -> int:
             logger.exception("schedule %s", name)
             store.write(schedules.set_aside, name, f"the schedule is paused: {internal_error(error)}")
     return decided
+
+
+def are_due(store: Store) -> bool:
+    """Say whether a slot has come that is left to those who see the data folder. Raises as `submit_due`."""
+    for name in store.read(schedules.due):
+        try:
+            with store.writing() as tx:
+                is_due = schedules.advance(tx, name, "which is taken back")
+                tx.connection.rollback()
+        except STORE_AWAY:
+            raise
+        except Exception:
+            # Supervisor: they set the schedule aside.
+            logger.exception("schedule %s", name)
+            return True
+        if is_due:
+            return True
+    return False
+
+
+def _no_room(settings: Settings) -> str | None:
+    """Return why no job is made now; none where there is room. Raises StoreUnavailable."""
+    try:
+        check_room(settings)
+    except DiskFull as error:
+        return str(error)
+    except OSError as error:
+        detail = f"the data folder cannot be looked at: {error.strerror}"
+        raise StoreUnavailable(detail, cure="mend the disk behind QUARRY_DATA_DIR") from error
+    return None

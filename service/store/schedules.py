@@ -86,17 +86,18 @@ def change(
     which: Which,
     changed: Callable[[ScheduleRules], ScheduleRules],
     paused: bool | None = None,
+    refusal: str | None = None,
 ) -> ScheduleView:
     """Replace a schedule's rules by `changed(rules)`; pause or unpause it if `paused` is given.
 
     Changed times apply from now on; slots already due are first decided by the old rules, or missed if the
-    schedule is being paused. Raises NotFound, and what `changed` raises.
+    schedule is being paused. `refusal` is that of `advance`. Raises NotFound, and what `changed` raises.
     """
     schedule = _lock(tx, which)
     rules, paused = changed(schedule.rules), schedule.paused if paused is None else paused
     values: dict[str, object] = {"rules": rules, "paused": paused}
     if paused != schedule.paused or rules.times() != schedule.rules.times():
-        while not paused and advance(tx, schedule.name):
+        while not paused and advance(tx, schedule.name, refusal):
             schedule = _lock(tx, which)
         slot = schedule.next_slot
         if slot is not None and slot <= tx.now and not schedule.paused:
@@ -150,8 +151,11 @@ def due(tx: Transaction) -> list[str]:
     return list(tx.connection.scalars(query.order_by(SCHEDULE.c.next_slot)))
 
 
-def advance(tx: Transaction, name: str) -> bool:
-    """Decide the next slot that is due; return whether there was one."""
+def advance(tx: Transaction, name: str, refusal: str | None = None) -> bool:
+    """Decide the next slot that is due; return whether there was one.
+
+    With a `refusal` no job is made now: it is the outcome of a slot that would become a job.
+    """
     try:
         schedule = _lock(tx, name)
     except NotFound:
@@ -161,7 +165,7 @@ def advance(tx: Transaction, name: str) -> bool:
     goes_on = _has_running_job(tx, schedule)
     if schedule.waiting_slot is not None and not goes_on:
         _update(tx, schedule.number, waiting_slot=None)
-        _submit(tx, schedule, schedule.waiting_slot)
+        _submit(tx, schedule, schedule.waiting_slot, refusal)
         return True
     slot, rules = schedule.next_slot, schedule.rules
     if slot is None or slot > tx.now:
@@ -188,7 +192,7 @@ def advance(tx: Transaction, name: str) -> bool:
             runs.record(tx, schedule.number, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
     else:
         _update(tx, schedule.number, next_slot=following, waiting_slot=None)
-        _submit(tx, schedule, slot)
+        _submit(tx, schedule, slot, refusal)
     return True
 
 
@@ -286,11 +290,14 @@ def _update(tx: Transaction, number: int, **values: object) -> None:
     tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == number).values(values))
 
 
-def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
+def _submit(tx: Transaction, schedule: _Schedule, slot: datetime, refusal: str | None = None) -> None:
     """Make the job of a slot; cancel the previous job if it has not ended, and publish what it has written.
 
     If the job is refused, that is the slot's outcome, and the previous job continues.
     """
+    if refusal is not None:
+        runs.record(tx, schedule.number, slot, RunOutcome.REFUSED, refusal)
+        return
     try:
         with tx.connection.begin_nested():
             job_id = _replace_job(tx, schedule, slot)

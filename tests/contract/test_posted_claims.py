@@ -93,7 +93,7 @@ def test_a_night_that_waited_for_another_has_its_own_files_when_that_is_swept(ni
     first = nights.job().id
     nights.shop.capture(first)
     nights.shop.publish()
-    scheduling.submit_due(nights.store)
+    scheduling.submit_due(nights.store, nights.shop.settings)
     assert nights.job().id != first
     plan_some(nights, 1)
     swept(nights)

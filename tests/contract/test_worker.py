@@ -315,7 +315,7 @@ def test_a_slot_that_waits_for_the_job_before_is_run_before_an_idle_worker_ends(
     for _ in range(2):
         with shop.store.writing() as tx:
             tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
-        submit_due(shop.store)
+        submit_due(shop.store, shop.settings)
     assert shop.store.read(schedules.schedule_view, "nightly").waiting_slot is not None
     assert run_worker(shop.settings, until_idle=True) == 0
     states = [run.job_state for run in shop.store.read(schedules.past, "nightly")]

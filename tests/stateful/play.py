@@ -208,7 +208,8 @@ class Play(World):
 
     def change_schedule(self, number: int, change: dict[str, Any]) -> None:
         if (schedule := self.pick_schedule(number)) is not None:
-            scheduling.change(self.store, schedule.name, ScheduleChange.model_validate(change))
+            changed = ScheduleChange.model_validate(change)
+            scheduling.change(self.store, self.service.settings, schedule.name, changed)
 
     def remove_schedule(self, number: int) -> None:
         schedule = self.pick_schedule(number)

@@ -242,7 +242,7 @@ class Service:
             "plan": plan,
             "publish": publish,
             "sweep": lambda store: void(sweep(store, self.settings)),
-            "slots": lambda store: void(submit_due(store)),
+            "slots": lambda store: void(submit_due(store, self.settings)),
             "retention": lambda store: delete_old(store, self.settings),
         }
 

@@ -107,12 +107,12 @@ class Nights:
 
     def change(self, **values: Any) -> None:
         """Change the schedule."""
-        scheduling.change(self.store, NAME, ScheduleChange.model_validate(values))
+        scheduling.change(self.store, self.shop.settings, NAME, ScheduleChange.model_validate(values))
 
     def submit(self) -> RunView:
         """Let a day pass; return what became of the newest slot that was decided on."""
         self.clock.advance(DAY_S)
-        scheduling.submit_due(self.store)
+        scheduling.submit_due(self.store, self.shop.settings)
         return self.run()
 
     def run(self) -> RunView:
@@ -127,7 +127,7 @@ class Nights:
                 if self.store.read(jobs.state, job.id) not in RESTING_JOB_STATES:
                     self.shop.capture(job.id)
             self.shop.publish()
-            if not scheduling.submit_due(self.store):
+            if not scheduling.submit_due(self.store, self.shop.settings):
                 return
 
     def night(self) -> RunView:

@@ -14,6 +14,7 @@ from schemas.job import JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget
 from schemas.source import InlineSource, Sample
+from service.settings import Settings
 from service.store import (
     JobRow,
     NewJob,
@@ -36,6 +37,8 @@ from tests.support import plans as plan_support
 
 TTL_S = 60.0
 OWNER = "worker-1"
+ROOMY = Settings(data_dir=Path("/"), min_free_bytes=0)
+"""Of a data folder that is never full."""
 ENGINE = ("vllm", "0.32.0")
 PROBLEM = Problem(
     type="urn:quarry:write-failed", title="A shard could not be written", status=503, detail="why"

@@ -133,9 +133,11 @@ def read_schedule_request(number: ScheduleNumberOf, store: StoreOf) -> Response:
 
 
 @router.patch("/{name}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
-def change_schedule(number: ScheduleNumberOf, change: ScheduleChange, store: StoreOf) -> ScheduleView:
+def change_schedule(
+    number: ScheduleNumberOf, change: ScheduleChange, store: StoreOf, settings: SettingsOf
+) -> ScheduleView:
     """Change when a schedule makes jobs, or pause it; changes apply to slots from now on."""
-    return scheduling.change(store, number, change)
+    return scheduling.change(store, settings, number, change)
 
 
 @router.delete("/{name}", status_code=204, dependencies=NO_QUERY, responses=problem_responses(404, 422))

@@ -10,15 +10,16 @@ from schemas.job import JobState
 from schemas.keys import NewKey, Scope
 from schemas.schedule import RunOutcome, ScheduleChange, ScheduleState, ScheduleView
 from service.control import scheduling
+from service.errors import StoreUnavailable
 from service.store import Store, commits, jobs, keys, plans, schedules
 from service.store.schedule_tables import SCHEDULE, SCHEDULE_REQUEST
 from service.store.tables import JOB
 from tests.contract.store.test_schedules import HOUR_S, at, end_jobs, look, outcomes, schedule, submitted
-from tests.support.store_cases import IDENTITY, Clock, lease_plan, lease_unit, made, planned, stop_job
+from tests.support.store_cases import IDENTITY, ROOMY, Clock, lease_plan, lease_unit, made, planned, stop_job
 
 
 def change(store: Store, **given: Any) -> ScheduleView:
-    return scheduling.change(store, "hourly", ScheduleChange.model_validate(given))
+    return scheduling.change(store, ROOMY, "hourly", ScheduleChange.model_validate(given))
 
 
 def test_a_pause_misses_nothing_and_runs_nothing(store: Store, clock: Clock) -> None:
@@ -188,3 +189,52 @@ def test_a_slot_that_is_refused_leaves_the_job_before_it_alone(store: Store, clo
     look(store)
     assert outcomes(store) == [(at(9), RunOutcome.SUBMITTED), (at(10), RunOutcome.REFUSED)]
     assert [row.state for row in store.read(jobs.page)[0]] == [JobState.QUEUED]
+
+
+def test_a_slot_for_which_there_is_no_room_is_refused_and_the_next_comes_at_its_time(
+    store: Store, clock: Clock
+) -> None:
+    """1. A slot becomes a job, and the next one waits for its end. 2. The disk is full: it is refused, as is
+    the one after it, also where other times are given before anybody looks. 3. There is room again."""
+    full = ROOMY.model_copy(update={"min_free_bytes": 2**62})
+    store.write(schedules.add, schedule())
+    for _ in range(2):
+        clock.advance(HOUR_S)
+        look(store)
+    end_jobs(store)
+    look(store, full)
+    assert store.read(schedules.due) == []
+    clock.advance(HOUR_S)
+    scheduling.change(store, full, "hourly", ScheduleChange(cron="0 * * * 1-7"))
+    assert outcomes(store) == [
+        (at(9), RunOutcome.SUBMITTED),
+        (at(10), RunOutcome.REFUSED),
+        (at(11), RunOutcome.REFUSED),
+    ]
+    view = store.read(schedules.schedule_view, "hourly")
+    assert (view.state, view.failing, view.waiting_slot) == (ScheduleState.ACTIVE, True, None)
+    assert view.last_run is not None and f"{2**62} must be" in str(view.last_run.detail)
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [at(9), at(12)]
+
+
+def test_a_slot_waits_where_the_data_folder_cannot_be_looked_at(store: Store, clock: Clock) -> None:
+    gone = ROOMY.model_copy(update={"data_dir": ROOMY.data_dir / "not-there"})
+    store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    with pytest.raises(StoreUnavailable):
+        look(store, gone)
+    assert outcomes(store) == []
+    look(store)
+    assert submitted(store) == [at(9)]
+
+
+def test_a_worker_away_from_the_data_folder_sees_a_slot_and_leaves_it(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule())
+    assert not scheduling.are_due(store)
+    clock.advance(HOUR_S)
+    assert scheduling.are_due(store)
+    assert (outcomes(store), store.read(jobs.page)[0]) == ([], [])
+    look(store)
+    assert not scheduling.are_due(store)

@@ -10,9 +10,10 @@ from schemas.job import JobState
 from schemas.schedule import NewSchedule, RunOutcome, ScheduleChange, ScheduleState
 from service.control import scheduling
 from service.errors import Conflict, NotFound
+from service.settings import Settings
 from service.store import Store, deletion, jobs, runs, schedules
 from service.store.tables import JOB
-from tests.support.store_cases import PROBLEM, Clock, stop_job
+from tests.support.store_cases import PROBLEM, ROOMY, Clock, stop_job
 
 REQUEST = {"model": "org/model", "source": {"kind": "file", "path": "conversations.jsonl"}}
 HOUR_S = 3600
@@ -28,9 +29,9 @@ def schedule(name: str = "hourly", cron: str = "0 * * * *", **values: Any) -> Ne
     return NewSchedule.model_validate({"name": name, "cron": cron, "request": REQUEST, **values})
 
 
-def look(store: Store) -> None:
+def look(store: Store, settings: Settings = ROOMY) -> None:
     """Do what any service does now and then."""
-    scheduling.submit_due(store)
+    scheduling.submit_due(store, settings)
 
 
 def end_jobs(store: Store, state: JobState = JobState.COMPLETED) -> None:
@@ -211,7 +212,7 @@ def test_what_was_meant_for_a_deleted_schedule_is_not_done_to_the_next_of_its_na
         with pytest.raises(NotFound):
             store.write(verb, number)
     with pytest.raises(NotFound):
-        scheduling.change(store, number, ScheduleChange(paused=True))
+        scheduling.change(store, ROOMY, number, ScheduleChange(paused=True))
     assert store.read(schedules.schedule_view, "hourly") == before
 
 

@@ -29,11 +29,13 @@ SERVICES, KILL_EVERY = 3, 30
 SERVICE = f"""
 import sys, time
 from service.control.scheduling import submit_due
+from service.settings import Settings
 from service.store import Store
 
+settings = Settings(data_dir="/", min_free_bytes=0)
 store = Store(sys.argv[1], {CLOCK!r})
 while True:
-    if not submit_due(store):
+    if not submit_due(store, settings):
         time.sleep(0.002)
 """
 

@@ -39,7 +39,7 @@ from service.store import (
     tasks,
     units,
 )
-from tests.support.store_cases import IDENTITY, PROBLEM, a_request, job_id, made, planned, reject
+from tests.support.store_cases import IDENTITY, PROBLEM, ROOMY, a_request, job_id, made, planned, reject
 
 SECONDS = int(os.environ.get("STRESS_SECONDS", "60"))
 FASTER = 60
@@ -176,7 +176,7 @@ def keeps_schedules(crowd: Crowd, chance: random.Random, name: str) -> None:
             new = NewSchedule(name=schedule, request=request, **rules)
             crowd.store.write(schedules.add, new, chance.choice([None, "ann"]))
         elif verb < 0.6:
-            scheduling.change(crowd.store, schedule, ScheduleChange(paused=chance.random() < 0.3))
+            scheduling.change(crowd.store, ROOMY, schedule, ScheduleChange(paused=chance.random() < 0.3))
         elif verb < 0.9:
             crowd.store.write(schedules.run_now, schedule)
         else:
@@ -186,7 +186,7 @@ def keeps_schedules(crowd: Crowd, chance: random.Random, name: str) -> None:
 
 def looks_at_slots(crowd: Crowd, chance: random.Random, name: str) -> None:
     """As every worker does; what it raises would end a worker, so it may raise nothing."""
-    scheduling.submit_due(crowd.store)
+    scheduling.submit_due(crowd.store, ROOMY)
     for schedule in ("nightly", "daily"):
         with suppress(NotFound):
             runs = crowd.store.read(schedules.past, schedule, limit=20)
