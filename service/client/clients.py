@@ -36,8 +36,8 @@ class Quarry(Routes):
     def __init__(self, server: str | None = None, key: str | None = None) -> None:
         """Prepare for the service at base URL `server`; connects at the first call.
 
-        `server` defaults to QUARRY_SERVER, else to this machine. `key` defaults to the content of the file
-        QUARRY_KEY_FILE, else to QUARRY_KEY. Proxy settings in the environment are ignored.
+        `server` defaults to QUARRY_SERVER, else to this machine. `key` defaults to QUARRY_KEY, else to the
+        content of the file QUARRY_KEY_FILE. Proxy settings in the environment are ignored.
 
         Raises OSError: the file cannot be read. ProblemReceived: `server` is no URL, or the key cannot be
         sent.
@@ -185,10 +185,10 @@ def _base_url(server: str | None) -> httpx2.URL:
 
 def _options(server: str | None, key: str | None) -> dict[str, Any]:
     """Return the arguments of an HTTP client. Raises OSError, ProblemReceived."""
-    file = os.environ.get("QUARRY_KEY_FILE") if key is None else None
-    key = os.environ.get("QUARRY_KEY", "") if key is None else key
-    if file:
-        key = Path(file).read_text(errors="replace")
+    if key is None:
+        key, file = os.environ.get("QUARRY_KEY", ""), os.environ.get("QUARRY_KEY_FILE")
+        if file and not key:
+            key = Path(file).read_text(errors="replace")
     key = key.strip()
     if re.fullmatch(r"[!-~]*", key) is None:
         detail = "the API key is not one word of printable ASCII characters, so it is not sent"

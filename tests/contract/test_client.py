@@ -183,6 +183,21 @@ def test_a_key_that_could_not_be_sent_is_not_quoted(tmp_path: Path, monkeypatch:
     assert "secret" not in str(refused.value)
 
 
+def test_a_key_that_is_given_comes_before_one_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "key").write_text("of-the-file\n")
+    monkeypatch.setenv("QUARRY_KEY_FILE", str(tmp_path / "key"))
+    for variable, argument, sent in (
+        ("of-the-variable", None, "of-the-variable"),
+        ("", None, "of-the-file"),
+        ("of-the-variable", "given", "given"),
+    ):
+        monkeypatch.setenv("QUARRY_KEY", variable)
+        with Quarry(key=argument) as quarry:
+            assert quarry._http.headers["Authorization"] == f"Bearer {sent}"
+    monkeypatch.setenv("QUARRY_KEY_FILE", str(tmp_path / "not-there"))
+    Quarry().close()
+
+
 def test_a_schedule_from_its_making_to_its_end(ask: Ask, service: tuple[str, Store, Path]):
     request = {"model": str(service[2]), "layers": [1, 2], "source": {"kind": "posted"}}
     new = {"name": "nightly", "cron": "0 3 * * *", "time_zone": "UTC", "request": request}
