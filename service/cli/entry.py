@@ -84,8 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # A core file would hold the secrets; children inherit the limit.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):  # of a locale that lacks characters of what is printed
+            stream.reconfigure(errors="backslashreplace")
     verb = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     try:
         app(arguments, prog_name="quarry")

@@ -30,6 +30,15 @@ def lines_of(stderr: str) -> list[str]:
     return said
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_that_lacks_characters_gets_their_escapes(dataset, tmp_path, encoding):
+    """A traceback's exit code would say that the dataset is broken."""
+    folder = dataset.rename(tmp_path / "données-数据")
+    ran = quarry("verify", folder, env=os.environ | {"PYTHONIOENCODING": encoding}, encoding=encoding)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "\\u6570\\u636e" in ran.stdout
+
+
 @pytest.mark.parametrize("file", ["export.json", "shard-00000.bin"])
 def test_an_export_to_a_full_disk_says_where_and_goes_on_with_room(run: Run, dataset, tmp_path, file):
     """1. A file is written to a device that is always full. 2. With room the same command ends it."""
