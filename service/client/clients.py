@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -37,7 +38,7 @@ class Quarry(Routes):
         """Prepare for the service at base URL `server`; connects at the first call.
 
         `server` defaults to QUARRY_SERVER, else to this machine. `key` defaults to QUARRY_KEY, else to the
-        content of the file QUARRY_KEY_FILE. Proxy settings in the environment are ignored.
+        content of the file QUARRY_KEY_FILE. SSL_CERT_FILE is trusted; proxy settings are ignored.
 
         Raises OSError: the file cannot be read. ProblemReceived: `server` is no URL, or the key cannot be
         sent.
@@ -197,7 +198,13 @@ def _options(server: str | None, key: str | None) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx2.Limits(keepalive_expiry=KEPT_S)
     options = {"headers": headers, "limits": limits, "timeout": TIMEOUT_S, "trust_env": False}
-    return {"base_url": _base_url(server), **options}
+    return {"base_url": _base_url(server), "verify": _trusted(), **options}
+
+
+def _trusted() -> ssl.SSLContext | bool:
+    """Return whose certificates are trusted: those that the environment names, else the system's."""
+    named = any(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    return ssl.create_default_context() if named else True
 
 
 def _read(call: Call[Answer], response: httpx2.Response) -> Answer:

@@ -5,6 +5,7 @@ import inspect
 import json
 import pydoc
 import re
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.support.api import (
     small_target,
     stored,
 )
+from tests.support.receiver import receiving
 
 NOT_CALLED = {("get", "/jobs/{job_id}/events"), ("get", "/metrics")}
 """For browsers and for Prometheus."""
@@ -196,6 +198,28 @@ def test_a_key_that_is_given_comes_before_one_in_a_file(tmp_path: Path, monkeypa
             assert quarry._http.headers["Authorization"] == f"Bearer {sent}"
     monkeypatch.setenv("QUARRY_KEY_FILE", str(tmp_path / "not-there"))
     Quarry().close()
+
+
+def test_a_private_authority_is_trusted_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *rest, **more: found("127.0.0.1", *rest, **more))
+
+    async def ask(server: str) -> None:
+        async with AsyncQuarry(server) as quarry:
+            await quarry.health()
+
+    def said(server: str) -> set[str]:
+        with pytest.raises(ProblemReceived) as blocking, Quarry(server) as quarry:
+            quarry.health()
+        with pytest.raises(ProblemReceived) as awaiting:
+            asyncio.run(ask(server))
+        return {blocking.value.problem.type, awaiting.value.problem.type}
+
+    with receiving(tmp_path) as (server, certificate):
+        assert said(server.url) == {UNREACHABLE}
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+        assert said(server.url) == {"urn:quarry:unexpected-answer"}
 
 
 def test_a_schedule_from_its_making_to_its_end(ask: Ask, service: tuple[str, Store, Path]):

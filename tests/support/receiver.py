@@ -71,10 +71,12 @@ def receiving(folder: Path) -> Iterator[tuple[Receiver, Path]]:
     with Receiver(certificate) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server, certificate
-        server.ended.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield server, certificate
+        finally:
+            server.ended.set()
+            server.shutdown()
+            thread.join()
 
 
 def _certificate(path: Path) -> Path:
