@@ -216,7 +216,7 @@ async def list_units(
         page = await run_in_threadpool(store.read, listing)
     if query.wait:
         await run_in_threadpool(request.state.ask_again)
-    return page.model_copy(update={"folder": str(settings.dataset_dir(job.id))})
+    return page.model_copy(update={"folder": str(settings.dataset_dir(job.id).absolute())})
 
 
 @reading.get(

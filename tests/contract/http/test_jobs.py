@@ -14,7 +14,18 @@ from schemas.names import manifest_path
 from service.api.routes import jobs as job_routes
 from service.settings import Settings
 from service.store import Store, commits
-from tests.support.api import JSON, UNKNOWN, Looks, begin, complete, job_body, problem_of
+from tests.support.api import (
+    JSON,
+    UNKNOWN,
+    Looks,
+    api_settings,
+    begin,
+    complete,
+    job_body,
+    problem_of,
+    serving,
+    small_target,
+)
 
 
 def test_jobs_are_listed_newest_first_page_by_page_each_once(api: httpx2.Client, store: Store, model: Path):
@@ -244,3 +255,12 @@ def test_a_manifest_is_sent_as_it_stands_once_the_job_is_complete(
     response = api.get(f"/jobs/{job.id}/manifest")
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
     assert response.content == b'{"complete": true}'
+
+
+def test_the_folder_of_units_is_whole_where_the_data_folder_is_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with serving(api_settings(tmp_path, data_dir=Path("data"))) as api:
+        job = api.post("/extract", json=job_body(small_target(tmp_path / "model"))).json()["id"]
+        assert api.get(f"/jobs/{job}/units").json()["folder"] == str(tmp_path / "data" / "jobs" / job)
