@@ -22,6 +22,7 @@ from sqlalchemy.engine import make_url
 
 from schemas.schedule import NewSchedule
 from service.cli.console import EXIT_BLOCKED, EXIT_NOT_COMPLETE, EXIT_TRY_AGAIN, EXIT_USAGE
+from service.cli.foreground import PRIVATE
 from service.cli.job_file import read_job_file
 from service.settings import Settings
 from service.work.worker_process import STOP_MARGIN_S
@@ -84,6 +85,26 @@ def test_the_units_command_is_one_of_quarry(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"extract /etc/quarry/nightly\.yaml --out /var/lib/quarry/\d{4}-\d\d-\d\d\n", called.stdout
     )
+
+
+@pytest.mark.parametrize(("holds", "starts"), [(None, True), (PRIVATE, True), ("manifests", False)])
+def test_a_restart_of_the_machine_goes_on_with_a_night_and_leaves_a_whole_one(
+    tmp_path: Path, holds: str | None, starts: bool
+) -> None:
+    assert "OnBootSec=10min" in UNITS[1].read_text().splitlines()
+    (tmp_path / "date").write_text("#!/bin/sh\necho 2026-06-10\n")
+    (tmp_path / "date").chmod(0o755)
+    if holds is not None:
+        (tmp_path / "2026-06-10" / holds).mkdir(parents=True)
+    environment = {"STATE_DIRECTORY": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = shlex.split(unit()["ExecCondition"].replace("%%", "%"))
+    assert subprocess.run(command, env=environment, check=False).returncode == (0 if starts else 1)
+
+
+def test_the_units_user_has_a_home_that_is_there() -> None:
+    """`useradd --system` makes none, and the engine writes below it."""
+    lines = UNITS[0].read_text().splitlines()
+    assert f"Environment=HOME=/var/cache/{unit()['CacheDirectory']}" in lines
 
 
 # Kubernetes
