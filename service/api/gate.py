@@ -98,6 +98,7 @@ class Gate:
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
         is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
         start: Message | None = None
+        left: int | None = None
 
         async def reading() -> Message:
             nonlocal is_read
@@ -106,13 +107,20 @@ class Gate:
             return message
 
         async def answering(message: Message) -> None:
-            nonlocal start
+            nonlocal start, left
             if message["type"] == "http.response.start":
                 closing = [] if is_read else [(b"connection", b"close")]
                 start = {**message, "headers": [*message.get("headers", ()), *closing]}
-                if "content-length" in Headers(raw=start["headers"]):
+                length = Headers(raw=start["headers"]).get("content-length")
+                left = None if length is None else int(length)
+                if left is not None:
                     return  # sent with its body, or replaced by a refusal
             body, more = message.get("body", b""), message.get("more_body", False)
+            if left is not None and message["type"] == "http.response.body":
+                if left == 0 and start is None:
+                    return  # it ended with its last byte: the caller may have sent the next request since
+                left -= len(body)
+                more = more and left > 0
             with ExitStack() as taken:
                 if start is not None and len(body) > PART_BYTES and "caller" in state:
                     try:

@@ -10,12 +10,11 @@ from urllib.parse import urlencode
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
-from fastapi.routing import APIRoute
-from fastapi.sse import EventSourceResponse
 from jinja2 import Environment
 
 from schemas.job import ENDED_JOB_STATES, JOB_MOVES, RESTING_JOB_STATES, Problem
 from schemas.names import shown_model
+from service.api.head_route import HeadRoute
 from service.api.problems import HEADERS, invalid_parameters, noted
 from service.client.clients import DEFAULT_SERVER
 from service.errors import KeyRefused, QuarryError
@@ -42,13 +41,8 @@ DIGESTS = {name: sha256(content).hexdigest()[:16] for name, (content, _) in FILE
 LENGTHS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-class PageRoute(APIRoute):
+class PageRoute(HeadRoute):
     """A route of the page: errors are pages, too, and without a valid key it redirects to the sign-in."""
-
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
-        super().__init__(path, endpoint, **options)
-        if "GET" in self.methods and self.response_class is not EventSourceResponse:
-            self.methods.add("HEAD")  # the server leaves the body out
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the request handler."""

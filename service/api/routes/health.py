@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from schemas.job import Health, Readiness
 from schemas.keys import Scope
 from service.api.auth import caller
+from service.api.head_route import HeadRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import SettingsOf, StoreOf
@@ -16,7 +17,7 @@ from service.errors import StoreUnavailable
 from service.settings import Settings
 from service.store import Store, migration
 
-router = APIRouter(tags=["health"], dependencies=NO_QUERY)
+router = APIRouter(tags=["health"], dependencies=NO_QUERY, route_class=HeadRoute)
 
 
 @router.get("/healthz", responses=problem_responses(422))

@@ -19,6 +19,7 @@ from schemas.keys import Scope
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.api.auth import caller
+from service.api.head_route import HeadRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_OPTIONS, NO_QUERY
 from service.api.routes.resources import BudgetOf, CallerOf, FeedOf, JobOf, SettingsOf, StoppingOf, StoreOf
@@ -48,7 +49,13 @@ OneRange = Annotated[
 
 ANY = problem_responses(401, 403, 429)
 reading, changing = (
-    APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Security(caller, scopes=[scope])], responses=ANY)
+    APIRouter(
+        prefix="/jobs",
+        tags=["jobs"],
+        dependencies=[Security(caller, scopes=[scope])],
+        responses=ANY,
+        route_class=HeadRoute,
+    )
     for scope in (Scope.JOBS_READ, Scope.JOBS_WRITE)
 )
 

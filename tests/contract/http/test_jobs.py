@@ -204,6 +204,38 @@ def test_a_file_of_the_dataset_is_sent_whole_or_in_part_and_no_other(
         assert problem_of(api.get(url, headers={"Range": part}), 422).field == "Range"
 
 
+def test_an_answer_ends_with_its_last_byte(api: httpx2.Client, settings: Settings, job: JobSummary):
+    """A file is read in parts: one of whole parts ended later, and the next request came before that."""
+    folder = settings.dataset_dir(job.id)
+    folder.mkdir(parents=True)
+    (folder / "shard").write_bytes(bytes(2**20))
+    for _ in range(10):
+        assert len(api.get(f"/jobs/{job.id}/files/shard").content) == 2**20
+        assert api.get("/healthz").status_code == 200
+
+
+def test_a_head_says_what_a_get_would_send(
+    api: httpx2.Client, settings: Settings, store: Store, job: JobSummary
+):
+    """Of probes, of files and of the manifest; of an event stream it would not end."""
+    complete(store, job.id)
+    folder = settings.dataset_dir(job.id)
+    for name in ("shard", manifest_path(job.id)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(bytes(2**20))
+    of_job = (f"/jobs/{job.id}/files/shard", f"/jobs/{job.id}/files/none", f"/jobs/{job.id}/manifest")
+    for path in ("/healthz", "/readyz", f"/jobs/{job.id}", *of_job):
+        asked, headed = (api.request(method, path) for method in ("GET", "HEAD"))
+        assert (headed.status_code, headed.content) == (asked.status_code, b""), path
+        for name in ("content-length", "content-type"):
+            assert headed.headers[name] == asked.headers[name], path
+    part = api.head(of_job[0], headers={"Range": "bytes=5-7"})
+    assert (part.status_code, part.headers["content-length"]) == (206, "3")
+    assert api.head(f"/jobs/{job.id}/events").status_code == 405
+    operations = api.get("/openapi.json").json()["paths"].values()
+    assert not any("head" in methods for methods in operations)
+
+
 def test_the_final_norm_is_sent_from_the_first_commit_on(api: httpx2.Client, store: Store, job: JobSummary):
     """The folder gets it with the publication; who follows the job needs it before."""
     url = f"/jobs/{job.id}/files/final_norm.safetensors"
