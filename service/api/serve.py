@@ -1,6 +1,7 @@
 """`quarry serve`: the API in this process and workers alongside it, until a signal arrives."""
 
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from service.store import Store
 from service.work.placement import EVERYWHERE, Placement
 from service.work.runner import migrate
 from service.work.supervisor import EXIT_WORKER_LOST, NodeSupervisor
+
+LOG = logging.getLogger(__name__)
 
 EXIT_NOT_STARTED = 1
 CLOSE_CONNECTIONS_S = 10
@@ -42,7 +45,8 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
 
     `workers` run alongside the API, each where it is placed.
 
-    Waits for an unavailable database. Raises OptionRefused, for example if the port is taken; VersionRefused.
+    Waits for an unavailable database. If the port is taken, the service does not start. Raises OptionRefused,
+    VersionRefused.
     """
     # A request of 100,000 samples is built in one go: the garbage collector would scan it a hundred times.
     gc.set_threshold(100_000, 10, 10)
@@ -69,10 +73,10 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
     )
     try:  # before there is a worker
         listener = server.config.bind_socket()
-    except SystemExit as error:  # uvicorn has logged why
-        detail = f"the service cannot listen at {settings.host}, port {settings.port}"
+    except SystemExit:  # uvicorn has logged why
         cure = "end what listens there, or give another QUARRY_PORT"
-        raise OptionRefused(detail, field="port", cure=cure) from error
+        LOG.error("the service cannot listen at %s, port %d: %s", settings.host, settings.port, cure)  # noqa: TRY400
+        return EXIT_NOT_STARTED
 
     def end() -> None:
         server.should_exit = True

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,6 +127,7 @@ def _job_id(request: ExtractRequest, content: Content) -> str:
 def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:
     """Run a worker until the job rests or a signal arrives, showing its progress."""
     received: list[int] = []
+    is_told = False
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -146,8 +148,10 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
                 supervisor.join(POLL_S)
                 with suppress(*STORE_AWAY):  # retried at the next poll
                     display.show(store.read(jobs.job, job_id).view())
-                if received:
+                if received and not is_told:
                     supervisor.stop()
+                    is_told, most = True, f"{stop_grace_s(settings):.0f} s at most"
+                    print(f"stopping: what the engine holds is finished first, in {most}", file=sys.stderr)
             job = store.read(jobs.job, job_id).view()
             display.show(job)
     finally:
