@@ -13,13 +13,13 @@ from schemas.worker import Role
 from service.capture.imports import import_engine
 from service.capture.loop import Capture
 from service.control.deletion import run_deletion, run_retention
-from service.control.scheduling import are_due, submit_due
+from service.control.scheduling import submit_due
 from service.control.webhooks import run_webhooks
 from service.errors import STORE_AWAY, EngineDied
 from service.host import host_of
 from service.lifeline import ORPHANED
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import Store, jobs, schedules
 from service.sweeper import run_sweep
 from service.work.keeper import Keeper, process_keeper
 from service.work.meters import served
@@ -179,7 +179,7 @@ def _is_idle(store: Store, settings: Settings, owner: str) -> bool:
     try:
         if not _all_rest(store, owner):
             return False
-        waits = submit_due(store, settings) > 0 if settings.is_at_home else are_due(store)
+        waits = submit_due(store, settings) if settings.is_at_home else store.read(schedules.due)
         return not waits and _all_rest(store, owner)
     except STORE_AWAY as error:
         logger.warning("the jobs cannot be counted: %s", error)

@@ -116,24 +116,6 @@ def submit_due(store: Store, settings: Settings) -> int:
     return decided
 
 
-def are_due(store: Store) -> bool:
-    """Say whether a slot has come that is left to those who see the data folder. Raises as `submit_due`."""
-    for name in store.read(schedules.due):
-        try:
-            with store.writing() as tx:
-                is_due = schedules.advance(tx, name, "which is taken back")
-                tx.connection.rollback()
-        except STORE_AWAY:
-            raise
-        except Exception:
-            # Supervisor: they set the schedule aside.
-            logger.exception("schedule %s", name)
-            return True
-        if is_due:
-            return True
-    return False
-
-
 def _no_room(settings: Settings) -> str | None:
     """Return why no job is made now; none where there is room. Raises StoreUnavailable."""
     try:

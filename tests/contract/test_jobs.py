@@ -381,8 +381,7 @@ def test_an_engine_that_died_behind_a_living_socket_is_replaced_before_the_attem
     shop, target, monkeypatch
 ):
     """1. The first engine answers nothing any more, but its connector lives. 2. A second one is started."""
-    started = []
-    healthy, start = FakeEngine.run, FakeEngine.start
+    started, healthy, start = [], FakeEngine.run, FakeEngine.start
 
     async def counted(self, spec, settings, link):
         started.append(self)

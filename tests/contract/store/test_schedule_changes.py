@@ -232,9 +232,9 @@ def test_a_slot_waits_where_the_data_folder_cannot_be_looked_at(store: Store, cl
 
 def test_a_worker_away_from_the_data_folder_sees_a_slot_and_leaves_it(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule())
-    assert not scheduling.are_due(store)
+    assert not store.read(schedules.due)
     clock.advance(HOUR_S)
-    assert scheduling.are_due(store)
+    assert store.read(schedules.due)
     assert (outcomes(store), store.read(jobs.page)[0]) == ([], [])
     look(store)
-    assert not scheduling.are_due(store)
+    assert not store.read(schedules.due)

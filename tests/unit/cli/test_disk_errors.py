@@ -33,7 +33,7 @@ def lines_of(stderr: str) -> list[str]:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_an_output_that_lacks_characters_gets_their_escapes(dataset, tmp_path, encoding):
     """A traceback's exit code would say that the dataset is broken."""
-    folder = dataset.rename(tmp_path / "données-数据")
+    folder = dataset.rename(tmp_path / "donn\u00e9es-\u6570\u636e")
     ran = quarry("verify", folder, env=os.environ | {"PYTHONIOENCODING": encoding}, encoding=encoding)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "\\u6570\\u636e" in ran.stdout
