@@ -1,8 +1,9 @@
 """Schedules: a request that becomes a job at each slot of a calendar, and how the routes show them."""
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import AwareDatetime, Field, field_validator
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from schemas.base import OpenEnum, Wire
 from schemas.calendar import Calendar
@@ -83,20 +84,23 @@ class ScheduleRules(Calendar):
         return ScheduleRules(**self.model_dump(include=set(ScheduleRules.model_fields)))
 
 
+def _source_that_grows(request: ExtractRequest) -> ExtractRequest:
+    if request.source.kind == "inline":
+        raise ValueError("a schedule's source is one that can grow: inline samples never change")
+    if request.part is not None:
+        raise ValueError("a schedule has no 'part': in a source that grows, rows move between parts")
+    return request
+
+
+RepeatedRequest = Annotated[ExtractRequest, AfterValidator(_source_that_grows)]
+"""A request of which a job can be made again and again."""
+
+
 class NewSchedule(ScheduleRules):
     """The body of `POST /schedules`."""
 
     name: ScheduleName
-    request: ExtractRequest = Field(description="as for `POST /extract`; each run reads the source again")
-
-    @field_validator("request")
-    @classmethod
-    def _source_that_grows(cls, request: ExtractRequest) -> ExtractRequest:
-        if request.source.kind == "inline":
-            raise ValueError("a schedule's source is one that can grow: inline samples never change")
-        if request.part is not None:
-            raise ValueError("a schedule has no 'part': in a source that grows, rows move between parts")
-        return request
+    request: RepeatedRequest = Field(description="as for `POST /extract`; each run reads the source again")
 
 
 class PostedSamples(Wire):
@@ -121,6 +125,9 @@ class ScheduleChange(Wire):
     overlap: Overlap | None = None
     samples: Samples | None = None
     changed_recipe: ChangedRecipe | None = None
+    request: RepeatedRequest | None = Field(
+        default=None, description="of the jobs that are made from now on, in place of the one before"
+    )
     paused: bool | None = Field(
         default=None, description="slots during a pause do not run and do not count as missed"
     )

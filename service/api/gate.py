@@ -23,7 +23,7 @@ SMALL_BODY_BYTES = 65_536
 """FastAPI reads a body parameter on the event loop, before the caller is authenticated."""
 PART_BYTES = 65_536
 """How much of an answer is buffered in the connection while the client does not read it."""
-LARGE_BODIES = re.compile(r"/extract|/estimate|/schedules|/schedules/[^/]*/samples")
+LARGE_BODIES = re.compile(r"/extract|/estimate|/schedules(/[^/]*(/samples)?)?")
 """The paths whose bodies may have up to `max_body_bytes`; they are read in threads."""
 
 

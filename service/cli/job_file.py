@@ -2,6 +2,7 @@
 
 from codecs import BOM_UTF8
 from pathlib import Path
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from pydantic_core import from_json
@@ -33,7 +34,7 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
     return request
 
 
-def read_document(path: Path) -> object:
+def read_document(path: Path) -> dict[str, Any]:
     """Return the fields in `path`: JSON if its suffix is `.json`, else YAML. Raises RequestError."""
     if path.stat().st_size > MAX_FILE_BYTES:
         cure = "put the samples into a file source"

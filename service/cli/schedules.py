@@ -14,10 +14,10 @@ from service.cli.console import EXIT_NOT_COMPLETE, group, say, show_document, sh
 from service.cli.job_file import json_in, read_document
 from service.cli.server import SERVER, AsJson, Quarry
 from service.control.request_body import parse_body
-from service.errors import RequestError
+from service.errors import OptionRefused, RequestError
 from service.visible import one_line
 
-app = group("schedules", "Make, list, pause, run and delete the schedules of a running service.")
+app = group("schedules", "Make, list, change, run and delete the schedules of a running service.")
 
 POSTED_AT_ONCE, POSTED_BYTES = 1000, 2**20
 """Most samples in one post, and bytes after which no more are added: a service takes bodies of 8 MiB."""
@@ -74,6 +74,32 @@ def show(
     schedule = quarry.schedule(name)
     runs = list(islice(quarry.runs(name), 10))
     _print(schedule, as_json, runs)
+
+
+@app.command()
+def change(
+    name: Name,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="What to change: fields of a schedule, as JSON or YAML.",
+        ),
+    ],
+    quarry: Quarry = SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """Change the fields that a file has, also the request of its jobs; which samples it wrote stays known."""
+    fields = read_document(file)
+    named = fields.pop("name", name)
+    if named != name:
+        detail = f"{file} is of schedule {named!r}, not of {name!r}"
+        raise OptionRefused(
+            detail, field="name", cure="name that schedule, or leave the name out of the file"
+        )
+    _print(quarry.change_schedule(name, parse_body(ScheduleChange, fields)), as_json)
 
 
 @app.command()

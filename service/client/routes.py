@@ -302,8 +302,8 @@ class Routes:
 
     @_route("PATCH", "/schedules/{name}", _of(ScheduleView))
     def change_schedule(self, name: str, change: ScheduleChange | Mapping[str, Any]) -> Sent:
-        """Change when a schedule's jobs are made, or pause it."""
-        return {"json": _json(change)}
+        """Change when a schedule's jobs are made, or what they capture; or pause it."""
+        return {"json": _json(change), "timeout": CHECK_S}
 
     @_route("POST", "/schedules/{name}/run", _of(RunView))
     def run_schedule(self, name: str) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from schemas.request import ExtractRequest
-from schemas.schedule import NewSchedule, PostedSamples
+from schemas.schedule import NewSchedule, PostedSamples, ScheduleChange
 from schemas.source import InlineSource, Sample
 from service import apart
 from service.errors import RequestError, ServiceBusy
@@ -109,6 +109,11 @@ def read_request(raw: bytes) -> CheckedRequest:
 def read_new_schedule(raw: bytes) -> NewSchedule:
     """Return the checked schedule in a body. Raises as `parse_json` and `parse_body`."""
     return parse_body(NewSchedule, parse_json(raw))
+
+
+def read_schedule_change(raw: bytes) -> ScheduleChange:
+    """Return the checked change of a schedule in a body. Raises as `parse_json` and `parse_body`."""
+    return parse_body(ScheduleChange, parse_json(raw))
 
 
 def read_samples(raw: bytes) -> CheckedSamples:

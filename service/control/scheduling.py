@@ -44,14 +44,26 @@ def preview(
     return view
 
 
-def change(store: Store, settings: Settings, which: schedules.Which, changed: ScheduleChange) -> ScheduleView:
-    """Change the given rules of a schedule, or pause or unpause it. Raises NotFound, RequestError."""
-    given = changed.model_dump(exclude_unset=True, exclude={"paused"})
+def change(
+    store: Store,
+    settings: Settings,
+    which: schedules.Which,
+    changed: ScheduleChange,
+    turn: AbstractContextManager[None] = ALONE,
+) -> ScheduleView:
+    """Change the given rules of a schedule, or its request, which is checked in its `turn`; or pause it.
+
+    Raises NotFound, Conflict, and what `submit` raises for a request.
+    """
+    given = changed.model_dump(exclude_unset=True, exclude={"paused", "request"})
+    if changed.request is not None:
+        check(changed.request, settings, turn, of_schedule=True)
 
     def with_given(rules: ScheduleRules) -> ScheduleRules:
         return parse_body(ScheduleRules, rules.model_dump() | given)
 
-    return store.write(schedules.change, which, with_given, changed.paused, _no_room(settings))
+    refusal = _no_room(settings)
+    return store.write(schedules.change, which, with_given, changed.paused, changed.request, refusal)
 
 
 def post_samples(store: Store, settings: Settings, schedule: int, samples: CheckedSamples) -> None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 from sqlalchemy import Select, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
@@ -86,12 +87,14 @@ def change(
     which: Which,
     changed: Callable[[ScheduleRules], ScheduleRules],
     paused: bool | None = None,
+    request: ExtractRequest | None = None,
     refusal: str | None = None,
 ) -> ScheduleView:
-    """Replace a schedule's rules by `changed(rules)`; pause or unpause it if `paused` is given.
+    """Replace a schedule's rules by `changed(rules)`, and its `request`; pause or unpause it if given.
 
     Changed times apply from now on; slots already due are first decided by the old rules, or missed if the
-    schedule is being paused. `refusal` is that of `advance`. Raises NotFound, and what `changed` raises.
+    schedule is being paused. `refusal` is that of `advance`. Raises NotFound; Conflict if only one of the two
+    requests reads posted samples, which wait for its jobs; and what `changed` raises.
     """
     schedule = _lock(tx, which)
     rules, paused = changed(schedule.rules), schedule.paused if paused is None else paused
@@ -106,7 +109,21 @@ def change(
             )
         values["next_slot"] = rules.first_after(tx.now)
     _update(tx, schedule.number, **values)
+    if request is not None:
+        _replace_request(tx, schedule, request)
     return schedule_view(tx, which)
+
+
+def _replace_request(tx: Transaction, schedule: _Schedule, request: ExtractRequest) -> None:
+    mine = SCHEDULE_REQUEST.c.schedule == schedule.number
+    before = from_json(tx.connection.scalar(select(SCHEDULE_REQUEST.c.body).where(mine)) or "{}")
+    kind = before.get("source", {}).get("kind")
+    if "posted" in {kind, request.source.kind} and kind != request.source.kind:
+        detail = f"the jobs of schedule {schedule.name} read a {kind} source, not a {request.source.kind} one"
+        cure = "make another schedule with that source"
+        raise Conflict(detail, field="request.source.kind", cure=cure)
+    body = request.canonical_json()
+    tx.connection.execute(update(SCHEDULE_REQUEST).where(mine).values(body=body))
 
 
 def set_aside(tx: Transaction, name: str, detail: str) -> None:

@@ -44,6 +44,27 @@ def test_a_night_takes_what_earlier_nights_have_not_written(nights: Nights) -> N
     assert nights.once() == names(range(9))
 
 
+def test_what_was_written_stays_known_when_the_request_is_changed(nights: Nights, tmp_path: Path) -> None:
+    """1. A night. 2. Another folder, which has some of its samples, too. 3. Another recipe."""
+    nights.drop(range(5))
+    nights.night()
+    nights.folder = tmp_path / "incoming" / "elsewhere"
+    nights.folder.mkdir()
+    nights.drop(range(3, 9))
+    request = nights.rules.request.model_dump(mode="json")
+    request["source"]["path"] = str(nights.folder)
+    nights.change(request=request)
+    nights.night()
+    progress = nights.job().progress
+    assert (progress.samples_known, progress.samples_written) == (2, 4)
+    assert nights.once() == names(range(9))
+    nights.change(request=request | {"layers": [1]})
+    nights.night()
+    failed = nights.job()
+    assert failed.state is JobState.FAILED and failed.problem is not None
+    assert failed.problem.type == "urn:quarry:recipe-changed"
+
+
 def test_a_sample_is_known_by_its_content_and_not_by_its_name(nights: Nights) -> None:
     nights.drop(range(4), "a.jsonl")
     nights.night()

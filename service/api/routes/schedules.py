@@ -35,7 +35,7 @@ from service.api.routes.resources import (
 )
 from service.control import scheduling
 from service.control.budget import Turn
-from service.control.request_body import CheckedSamples, read_new_schedule, read_samples
+from service.control.request_body import CheckedSamples, read_new_schedule, read_samples, read_schedule_change
 from service.store import schedules
 
 router = APIRouter(
@@ -56,7 +56,7 @@ def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
 MAX_SCHEDULE_BYTES = 2 * 2**20
 """A schedule's request is read anew at each slot, while the database is locked; it holds no samples."""
 
-BODY, SAMPLES_BODY = _body_of(NewSchedule), _body_of(PostedSamples)
+BODY, CHANGE_BODY, SAMPLES_BODY = _body_of(NewSchedule), _body_of(ScheduleChange), _body_of(PostedSamples)
 
 
 class AddQuery(Wire):
@@ -132,12 +132,28 @@ def read_schedule_request(number: ScheduleNumberOf, store: StoreOf) -> Response:
     return Response(store.read(schedules.request_json, number), media_type="application/json")
 
 
-@router.patch("/{name}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
-def change_schedule(
-    number: ScheduleNumberOf, change: ScheduleChange, store: StoreOf, settings: SettingsOf
+@router.patch(
+    "/{name}",
+    dependencies=NO_QUERY,
+    openapi_extra=CHANGE_BODY,
+    responses=problem_responses(404, 409, 413, 415, 422, 503),
+)
+async def change_schedule(
+    request: Request,
+    number: ScheduleNumberOf,
+    change: Annotated[ScheduleChange, Depends(body_of(read_schedule_change, MAX_SCHEDULE_BYTES))],
+    store: StoreOf,
+    settings: NarrowedSettings,
+    asks: CallerOf,
+    budget: BudgetOf,
 ) -> ScheduleView:
-    """Change when a schedule makes jobs, or pause it; changes apply to slots from now on."""
-    return scheduling.change(store, settings, number, change)
+    """Change when a schedule makes jobs, or what they capture; or pause it. New times apply from now on."""
+    turn = budget.checking(asks.owner)
+    make = partial(scheduling.change, store, settings, number, change, turn)
+    if change.request is None:
+        return await to_thread.run_sync(make)
+    async with budget.turn(asks.owner, Turn.SUBMISSION):
+        return await to_thread.run_sync(make, limiter=request.app.state.submit_threads)
 
 
 @router.delete("/{name}", status_code=204, dependencies=NO_QUERY, responses=problem_responses(404, 422))

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from schemas.schedule import ScheduleView
 from service.cli.entry import app
+from service.errors import OptionRefused
 from service.settings import Settings
 from service.store import Store, jobs, schedules
 from tests.support.api import JSON, problem_of
@@ -110,6 +111,38 @@ def test_a_bad_change_is_named_and_changes_nothing(
     assert api.get(nightly).json() == before
 
 
+def test_its_request_is_changed_and_checked_as_when_it_is_made(
+    api: httpx2.Client, store: Store, nightly: str, body: dict[str, Any]
+) -> None:
+    """1. Another request, with another rule. 2. One that cannot be carried out changes nothing of both."""
+    request = body["request"]
+    changed = api.patch(nightly, json={"request": request | {"layers": [1]}, "overlap": "skip"})
+    assert (changed.status_code, changed.json()["overlap"]) == (200, "skip")
+    stored = api.get(f"{nightly}/request").json()
+    assert stored["layers"] == [1]
+    inline = {"kind": "inline", "samples": [{"text": "a"}]}
+    for wrong, field in (
+        ({"layers": [99]}, "layers"),
+        ({"source": inline}, "request"),
+        ({"part": {"index": 1, "of": 2}}, "request"),
+        ({"max_tokens": "many"}, "request.max_tokens"),
+    ):
+        refused = api.patch(nightly, json={"request": request | wrong, "overlap": "queue"})
+        assert problem_of(refused, 422).field == field
+    refused = api.patch(nightly, json={"request": request, "cron": "x"})
+    assert problem_of(refused, 422).field == "cron"
+    refused = api.patch(
+        nightly, json={"request": request | {"source": {"kind": "posted"}}, "overlap": "queue"}
+    )
+    assert problem_of(refused, 409).field == "request.source.kind"
+    problem_of(api.patch(nightly, content="{}", headers={"Content-Type": "text/plain"}), 415)
+    problem_of(api.patch(nightly, json={"request": request | {"template": "x" * 2**21}}), 413)
+    assert api.get(f"{nightly}/request").json() == stored
+    assert api.get(nightly).json()["overlap"] == "skip"
+    run = api.post(f"{nightly}/run").json()
+    assert store.read(jobs.request, run["job_id"]).layers == (1,)
+
+
 def test_a_name_is_given_once(api: httpx2.Client, nightly: str, body: dict[str, Any]) -> None:
     assert problem_of(api.post("/schedules", json=body), 409).field == "name"
 
@@ -164,6 +197,13 @@ def test_the_command_line_says_what_the_routes_say(
     assert "by-hand" in quarry("list")
     assert ScheduleView.model_validate_json(quarry("show", "by-hand", "--json")).name == "by-hand"
     assert json.loads(quarry("show", "by-hand", "--request"))["layers"] == [2]
+    file.write_text(yaml.safe_dump(body | {"name": "by-hand", "request": body["request"] | {"layers": [1]}}))
+    other = CliRunner().invoke(app, ["schedules", "change", "other", str(file), *server]).exception
+    assert isinstance(other, OptionRefused) and other.field == "name"
+    assert "0 3 * * *" in quarry("change", "by-hand", str(file))
+    assert json.loads(quarry("show", "by-hand", "--request"))["layers"] == [1]
+    file.write_text("cron: 0 4 * * *")
+    assert "0 4 * * *" in quarry("change", "by-hand", str(file))
     assert "paused" in quarry("pause", "by-hand")
     assert "active" in quarry("resume", "by-hand")
     assert "submitted  j-" in quarry("run", "by-hand")
