@@ -58,7 +58,7 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.VALUES: (lambda m: m.setattr(RowChecker, "check", _readings), "zero-block"),
     Check.COPY: (lambda m: m.setattr(shards, "_refuse_changed", _nothing), "flipped-bit-in-memory"),
     Check.SEEN: (lambda m: m.setattr(RepeatCheck, "check", _nothing), "stale-block"),
-    Check.CANARY: (lambda m: m.setattr(Canary, "ensure", _no_canary), "layer-before"),
+    Check.CANARY: (lambda m: m.setattr(Canary, "run", _no_canary), "layer-before"),
     Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),
     Check.NAME: (lambda m: m.setattr(row_proof, "name_fault", _nothing), "mask-changed-before-hashing"),
