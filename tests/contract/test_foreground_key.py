@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.manifest import body_sha256
 from schemas.job import JobState
 from schemas.names import frozen_source_path, job_id_from_content, shown_model
 from schemas.request import ExtractRequest
@@ -132,7 +133,8 @@ def test_a_complete_folder_is_what_its_manifest_says_and_not_what_its_job_is_cal
     made = manifest_of(out).provenance
     (manifest,) = (out / "manifests").glob("*.json")
     fingerprint = made.identity.source_fingerprint
-    manifest.write_text(manifest.read_text().replace(fingerprint, f"{fingerprint[:-4]}0000"))
+    body = json.loads(manifest.read_text().replace(fingerprint, f"{fingerprint[:-4]}0000"))
+    manifest.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
     assert extract(folder / "job.json", out).returncode == 2
 
 
