@@ -174,7 +174,8 @@ class Capture:
             WAITS.enter("alone")
             return False
         try:
-            leases = [unit.lease for unit in self._units.values()]
+            leases, now_s = [unit.lease for unit in self._units.values()], time.monotonic()
+            self._passes_on = {job: until_s for job, until_s in self._passes_on.items() if until_s > now_s}
             host = await self._known_host()
             self._waits = await asyncio.to_thread(scratch.full, self._store, self._settings, leases, host)
             lease = await asyncio.to_thread(
@@ -185,7 +186,7 @@ class Capture:
                 prefer_job=self._last_job,
                 is_full=self._waits is not None,
                 host=host,
-                passes_on=[job for job, until in self._passes_on.items() if until > time.monotonic()],
+                passes_on=tuple(self._passes_on),
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)

@@ -23,10 +23,10 @@ from service.errors import OptionRefused, StoreUnavailable
 from service.settings import Settings
 from service.store import HOME, commits, consumers, hosts, jobs, publishing, storing, tasks, units, workers
 from service.store.tables import HOST
-from tests.support.desk import REPO, TOKEN, writable_hub
+from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
-from tests.support.machines import Machine, is_whole
+from tests.support.machines import Machine, hub_at_once, is_whole
 from tests.support.roles import Capture, run_publishing, sweep
 
 SAMPLES = 24
@@ -34,9 +34,7 @@ SAMPLES = 24
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(storing, "APART", timedelta(0))
-    monkeypatch.setattr(storing, "LATEST", timedelta(0))
-    with writable_hub(tmp_path, monkeypatch) as hub:
+    with hub_at_once(tmp_path, monkeypatch) as hub:
         yield hub
 
 

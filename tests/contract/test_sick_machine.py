@@ -3,7 +3,6 @@
 import asyncio
 import errno
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,20 @@ from service.capture.engine import EngineSpec
 from service.capture.engine_options import check_engine_options
 from service.capture.link import EngineLink
 from service.settings import Settings
-from service.store import jobs, storing, units, workers
-from tests.support.desk import REPO, TOKEN, writable_hub
+from service.store import jobs, units, workers
+from tests.support.desk import REPO, TOKEN
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
-from tests.support.machines import Machine
+from tests.support.machines import Machine, hub_at_once
 from tests.support.roles import Capture
 from tests.support.tiny_model import random_target
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(storing, "APART", timedelta(0))
-    monkeypatch.setattr(storing, "LATEST", timedelta(0))
-    with writable_hub(tmp_path, monkeypatch) as hub:
+    with hub_at_once(tmp_path, monkeypatch) as hub:
         yield hub
 
 

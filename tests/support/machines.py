@@ -1,20 +1,34 @@
 """Machines that capture and store without the data folder."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from schemas.job import JobState, Progress
 from schemas.worker import Role
 from service import host
 from service.settings import Settings
-from service.store import Store, commits, jobs
-from tests.support.desk import REPO
+from service.store import Store, commits, jobs, storing
+from tests.support.desk import REPO, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop
 from tests.support.roles import Capture, run_storing
 
 AWAY = (Role.CAPTURE, Role.STORE)
+
+
+@contextmanager
+def hub_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Run a Hub to which units are stored without a wait between commits."""
+    monkeypatch.setattr(storing, "APART", timedelta(0))
+    monkeypatch.setattr(storing, "LATEST", timedelta(0))
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        yield hub
 
 
 class Machine:

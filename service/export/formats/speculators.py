@@ -9,7 +9,7 @@ there.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from service.reader import Row
 
 PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
 """vLLM classes whose MTP drafters get the state before the final norm; see docs/serving-parity.md."""
+Counts = Callable[[Source], dict[int, int]]
+"""Counts supervised tokens by id: a pass over the whole index."""
 ARROW_FILE = "data-00000-of-00001.arrow"
 COUNTS_FILE = "token_freq.pt"
 _ROWS_A_BATCH = 256
@@ -56,16 +58,18 @@ class Speculators(FileEachRow):
 
     def beside(self, out: Path) -> Writers:
         """Return the Arrow dataset, the token counts and the vocabulary map."""
-        files = _arrow_files(self.source, _SCHEMA, self._batches)
-        files[COUNTS_FILE] = partial(_count, self.source)
+        files, counted = _arrow_files(self.source, _SCHEMA, self._batches), cache(token_counts)
+        files[COUNTS_FILE] = partial(_count, self.source, counted)
         if self.source.options.draft_vocab is not None:
             for name in ("d2t", "t2d"):
-                files[f"{name}-{self.source.options.draft_vocab}.npy"] = partial(self._write_map, name)
+                files[f"{name}-{self.source.options.draft_vocab}.npy"] = partial(
+                    self._write_map, name, counted
+                )
         return files
 
-    def _write_map(self, name: str, temporary: Path) -> None:
+    def _write_map(self, name: str, counted: Counts, temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.save(file, draft_vocabulary(self.source)[name].numpy())
+            np.save(file, draft_vocabulary(self.source, counted)[name].numpy())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         table = _index(self.source).select(_SCHEMA.names)
@@ -80,11 +84,11 @@ def index_files(source: Source) -> Writers:
     """
     table = _index(source)
     arrow = _arrow_files(source, table.schema, lambda: table.to_batches(_ROWS_A_BATCH))
-    return {**arrow, COUNTS_FILE: partial(_count, source)}
+    return {**arrow, COUNTS_FILE: partial(_count, source, token_counts)}
 
 
-def _count(source: Source, temporary: Path) -> None:
-    save_torch(temporary, token_counts(source))
+def _count(source: Source, counted: Counts, temporary: Path) -> None:
+    save_torch(temporary, counted(source))
 
 
 def _index(source: Source) -> pa.Table:
