@@ -63,13 +63,15 @@ class EngineProcess:
         # Dirty pages of whoever wrote before would be written back at this row's expense.
         os.sync()
         with TreeMeter(self._pid) as meter:
-            seconds = self._ask(("measure", row, turn))
+            seconds, answered_s = self._ask(("measure", row, turn))
         written = self._ask(("clean", row, turn))
         self._suspend()
         least = ROWS[row].least_stored * self._work.state_bytes
         if written.bytes < least:
             raise EngineLost(f"row {row!r} left {written.bytes} bytes of states, less than {least:.0f}")
-        return EngineTurn(seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes)
+        return EngineTurn(
+            seconds, answered_s, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes
+        )
 
     def stop(self) -> None:
         """End the engine; harmless when it is already gone."""
@@ -152,8 +154,8 @@ async def _serve(name: str, site: "Site", orders: "Connection[Any, Order]") -> N
                     orders.send(None)
                 case ("measure", _, _):
                     begin = time.perf_counter()
-                    await row.measure()
-                    orders.send(time.perf_counter() - begin)
+                    answered = await row.measure()
+                    orders.send((time.perf_counter() - begin, answered - begin))
                 case ("clean", _, _):
                     orders.send(await row.clean())
     finally:

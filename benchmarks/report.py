@@ -25,9 +25,14 @@ WRITER_BASES = {
 
 @dataclass(frozen=True, slots=True)
 class EngineTurn:
-    """An engine row's round. Peak memory is of the whole process tree, weights and caches included."""
+    """An engine row's round. Peak memory is of the whole process tree, weights and caches included.
+
+    `answered_s` is when the engine gave its last answer; what is left of `seconds` then is the storing of the
+    last unit or file, which a job has once and not once a round.
+    """
 
     seconds: float
+    answered_s: float
     cpu_s: float
     peak_rss_bytes: int
     files: int

@@ -11,8 +11,8 @@ PARTS = {
     "job": "`quarry extract` and `quarry verify` of a bfloat16 model, canary and all checks on: alarms",
     "suites": "the tests of the engine's hazards, and the drill's plants in its cache, on the GPU",
     "compiled": "the same models in bfloat16 with compiled graphs",
-    "speed": "an 8B model's shape: plain prefill, Quarry, and the example connector, on disk and in memory",
-    "small": "a 1B model's shape: the same, and the capture alone",
+    "speed": "an 8B model's shape: plain prefill, the capture, the disk, Quarry, vLLM's example connector",
+    "small": "a 1B model's shape: the same",
     "pressure": "a pool that holds one prompt, and a disk of 0.2 GB/s",
     "drafter": "the part `job`'s dataset read by a trainer's step on the GPU",
 }
@@ -24,8 +24,7 @@ CASES = {
 """Of `benchmarks.gpu.cases`, run one after the other."""
 _STORED = ("quarry", "quarry-planes", "quarry-fp8", "quarry-memory", "example", "example-synced")
 ROWS = {
-    "speed": ("plain", *_STORED, "example-memory"),
-    "small": ("plain", "capture", *_STORED, "example-memory"),
+    part: ("plain", "capture", "disk", *_STORED, "example-memory") for part in ("speed", "small")
 }
 """Of `benchmarks.catalog`."""
 

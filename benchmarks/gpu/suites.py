@@ -25,7 +25,8 @@ def run_suites(options: Namespace, save: Save) -> None:
     """Run each file's tests in a process; save each outcome when it is known. Raises RuntimeError."""
     folder = options.folder.resolve() / "suites"
     words = [sys.executable, "-m", "pytest", "-v", "-p", "no:warnings", "-p", "no:cacheprovider"]
-    words += ["-n", str(len(TESTS)), "--dist", "loadfile", "--basetemp", str(folder), "-m", "engine", *TESTS]
+    tests = [name for name in TESTS if not options.only or name in options.only]
+    words += ["-n", str(len(tests)), "--dist", "loadfile", "--basetemp", str(folder), "-m", "engine", *tests]
     outcomes: dict[str, str] = {}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None

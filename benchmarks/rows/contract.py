@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,8 +93,11 @@ class Row(Protocol):
     async def prepare(self, turn: int) -> None:
         """Make ready for a round; `turn` counts them, the warm-up included."""
 
-    async def measure(self) -> None:
-        """Do the work, and return when it counts as done. Raises RowFailed."""
+    async def measure(self) -> float:
+        """Do the work, and return once it counts as done; the time of the last answer (`perf_counter`).
+
+        Raises RowFailed.
+        """
 
     async def clean(self) -> Written:
         """Return what was written, and delete it. Raises RowFailed if it is not as expected."""
@@ -115,8 +119,11 @@ class Engine(Protocol):
 
 async def run_bounded(
     run: Callable[[Prompt], Awaitable[object]], prompts: list[Prompt], budget: InFlight
-) -> None:
-    """Run every prompt, first come first served within `budget`, the service's bound on what is in flight."""
+) -> float:
+    """Run every prompt, first come first served within `budget`, the service's bound on what is in flight.
+
+    Returns the time of the last answer (`perf_counter`).
+    """
 
     async def one(prompt: Prompt) -> None:
         room = prompt.generate.max_tokens if prompt.generate else 0
@@ -126,6 +133,7 @@ async def run_bounded(
     async with asyncio.TaskGroup() as group:
         for prompt in prompts:
             group.create_task(one(prompt))
+    return time.perf_counter()
 
 
 class PromptRow:

@@ -60,10 +60,10 @@ class BatchRow(PromptRow):
         self._host = host
         self._lengths: dict[Path, int] = {}
 
-    async def measure(self) -> None:
+    async def measure(self) -> float:
         """Run every prompt, and wait until there is a whole file for each."""
         self._lengths = {}
-        await run_bounded(self._host.run_captured, self.prompts, self.site.budget())
+        answered = await run_bounded(self._host.run_captured, self.prompts, self.site.budget())
         deadline = time.monotonic() + FILES_TIMEOUT_S
         while len(self._lengths) < len(self.prompts):
             for path in set(self._host.files.glob("*.safetensors")) - self._lengths.keys():
@@ -74,6 +74,7 @@ class BatchRow(PromptRow):
             if time.monotonic() > deadline:
                 raise RowFailed(f"only {len(self._lengths)} of {len(self.prompts)} files are whole")
             await asyncio.sleep(FILES_POLL_S)
+        return answered
 
     async def _keep(self, path: Path) -> None:
         """Do nothing more for a whole file."""
@@ -87,10 +88,10 @@ class BatchRow(PromptRow):
 class SyncedRow(BatchRow):
     """Each file is durable, too, as all of Quarry's are; files are made so side by side."""
 
-    async def measure(self) -> None:
+    async def measure(self) -> float:
         """Run every prompt, and wait until there is a durable file for each."""
         async with asyncio.TaskGroup() as self._syncing:
-            await super().measure()
+            return await super().measure()
 
     async def _keep(self, path: Path) -> None:
         self._syncing.create_task(asyncio.to_thread(durable, path))
@@ -114,7 +115,7 @@ class ConsumedRow(PromptRow):
         self._host = host
         self._read: list[tuple[int, int]] = []
 
-    async def measure(self) -> None:
+    async def measure(self) -> float:
         """Run every prompt and read its file, while the others go on."""
         self._read = []
         async with asyncio.TaskGroup() as reading:
@@ -126,7 +127,7 @@ class ConsumedRow(PromptRow):
                 # Not within the bound on what is in the engine, which is done with this request.
                 reading.create_task(self._consume(path, ids))
 
-            await run_bounded(run, self.prompts, self.site.budget())
+            return await run_bounded(run, self.prompts, self.site.budget())
 
     async def clean(self) -> Written:
         """Return what was read; nothing may be left."""

@@ -68,9 +68,9 @@ class PrefillRow(PromptRow):
         super().__init__(host.site, name)
         self._host = host
 
-    async def measure(self) -> None:
+    async def measure(self) -> float:
         """Run every prompt."""
-        await run_bounded(self._host.run, self.prompts, self.site.budget())
+        return await run_bounded(self._host.run, self.prompts, self.site.budget())
 
     async def clean(self) -> Written:
         """Nothing was written."""

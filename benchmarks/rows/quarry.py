@@ -99,13 +99,16 @@ class QuarryRow:
         for unit_order, rows in self._units:
             write_plan(self._host.settings.work_root, rows, unit=unit_order.attempt_id.unit, job_id=self._job)
 
-    async def measure(self) -> None:
+    async def measure(self) -> float:
         """Run every unit."""
         budget = self._host.site.budget()
         gate = asyncio.Semaphore(self._host.settings.units_in_flight)
         async with asyncio.TaskGroup() as group:
-            for unit_order, rows in self._units:
+            units = [
                 group.create_task(self._run_unit(unit_order, rows, budget, gate))
+                for unit_order, rows in self._units
+            ]
+        return max(unit.result() for unit in units)
 
     async def clean(self) -> Written:
         """Delete the round's plans, shards and indexes; only shards count."""
@@ -125,7 +128,7 @@ class QuarryRow:
 
     async def _run_unit(
         self, unit_order: OpenUnit, rows: list[tuple[int, ...]], budget: InFlight, gate: asyncio.Semaphore
-    ) -> None:
+    ) -> float:
         attempt_id, host = unit_order.attempt_id, self._host
         prompts = [
             Prompt(
@@ -146,7 +149,7 @@ class QuarryRow:
 
         async with gate:
             await host.link.open(unit_order)
-            await run_bounded(run, prompts, budget)
+            answered = await run_bounded(run, prompts, budget)
         (receipt,) = await host.link.receipts(attempt_id)
         if not isinstance(receipt, UnitSealed) or len(receipt.rows) != unit_order.num_rows:
             raise RowFailed(f"unit {attempt_id.unit} was not written whole: {receipt}")
@@ -156,6 +159,7 @@ class QuarryRow:
         }:
             raise RowFailed(f"unit {attempt_id.unit} holds other lengths than were asked for")
         await asyncio.to_thread(self._prove, receipt, witnesses)
+        return answered
 
     def _prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
         """Hold the sealed unit against its plan and the model, and index it, as the service does."""

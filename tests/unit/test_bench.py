@@ -20,7 +20,7 @@ from benchmarks.workload import KINDS, TARGETS, workload
 
 
 def engine_turn(seconds: float, cpu_s: float = 1.0, **counts: int) -> EngineTurn:
-    return EngineTurn(seconds, cpu_s, **({"peak_rss_bytes": 0, "files": 0, "bytes": 0} | counts))
+    return EngineTurn(seconds, seconds, cpu_s, **({"peak_rss_bytes": 0, "files": 0, "bytes": 0} | counts))
 
 
 def test_ratios_are_taken_within_a_round_so_that_a_slow_round_cancels_out() -> None:
