@@ -23,7 +23,7 @@ class RowKind:
 
 ROWS = {
     PLAIN: RowKind("plain", "plain prefill", 0.0),
-    "disk": RowKind("disk", "no engine: the same bytes written and made durable", by_default=False),
+    "disk": RowKind("disk", "no engine: the bytes written, durable, read back", by_default=False),
     "capture": RowKind("capture", "the capture alone, no connector", 0.0),
     "quarry": RowKind("quarry", "Quarry: checked, sealed, durable, proven"),
     "quarry-planes": RowKind("quarry", "Quarry with `planes`", 0.5),

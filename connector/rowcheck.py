@@ -27,8 +27,10 @@ RMS_TOKENS = 16
 _LEAST_SQUARES = 1e-30
 """Below this, float32 may have underflowed squares that matter."""
 
-SCRATCH_ELEMENTS = 131_072
-"""Elements read at a time: few enough to stay in the core's own cache from the sum to the maximum."""
+SCRATCH_ELEMENTS = 262_144
+"""Elements read at a time: few enough to stay in the core's own cache from the sum to the maximum, and so
+many that the threads of a process seldom meet at its interpreter lock, taken after every call of numpy.
+"""
 
 
 class StatesWrongError(ValueError):

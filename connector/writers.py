@@ -87,7 +87,7 @@ class WriterPool:
         """The units of all threads. Only an attempt's own thread adds and removes it."""
         self._busy_ns = [0] * config.writer_threads
         """How long each thread has worked; only the thread itself adds to it."""
-        self._encoders = ThreadPoolExecutor(config.writer_threads, "quarry-encoder", initializer=_unbind)
+        self._encoders = ThreadPoolExecutor(config.writer_threads, "quarry-encoder", initializer=_begin)
         self._threads = [
             threading.Thread(target=self._run, args=(index, own), name=f"quarry-writer-{index}", daemon=True)
             for index, own in enumerate(self._queues)
@@ -135,7 +135,7 @@ class WriterPool:
 
     def _run(self, index: int, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
-        _unbind()
+        _begin()
         while (entry := own.get()) is not None:
             begun_ns = time.monotonic_ns()
             attempt_id, item, encoding = entry
@@ -206,13 +206,15 @@ class WriterPool:
             self._home.pop(attempt_id, None)
 
 
-def _unbind() -> None:
-    """Let the calling thread run on every core of the parent process.
+def _begin() -> None:
+    """Let the calling thread run on every core of the parent process, and torch use no other thread in it.
 
     On a CPU, vLLM binds the thread that runs the model to one core before it builds the connector, and a
     thread inherits the affinity of the one that starts it: every writer would share the model's core. With a
-    GPU nothing is bound.
+    GPU nothing is bound. Torch would divide what a thread encodes among as many threads as there are cores.
+    The thread that runs the model keeps its number.
     """
+    torch.set_num_threads(1)
     os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
 
 

@@ -8,8 +8,10 @@ import numpy as np
 
 from schemas.dataset.memory import Bytes, scratch
 
-_CHUNK_ELEMENTS = 65_536
-"""A chunk stays in the core's cache from the first plane to the second."""
+_CHUNK_ELEMENTS = 262_144
+"""A chunk stays in the core's cache from the first plane to the second, and takes so long that the threads of
+a process seldom meet at its interpreter lock, which they take after every call of numpy.
+"""
 
 
 def split_planes(raw: Bytes, width: int) -> tuple[Bytes, Bytes]:

@@ -51,6 +51,22 @@ def test_writers_of_a_bound_thread_may_run_on_every_core_of_the_process(tmp_path
     assert cores == {"quarry-writer-0": expected, "quarry-writer-1": expected}
 
 
+def test_torch_has_one_thread_in_a_writer_and_all_of_them_in_its_model(tmp_path):
+    """Otherwise the encoders would divide every step of fp8 among the cores, all of them at once."""
+    threads = {}
+
+    def send(message):
+        threads[threading.current_thread().name] = torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        open_units(tmp_path, send)
+        assert (set(threads.values()), torch.get_num_threads()) == ({1}, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 class Failing:
     """A unit that fails when it is opened, or with its first row; the disk then refuses the deletion."""
 
