@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from connector.sentinels import SENTINELS
 from connector.sums import Sums, add_up, words_of
 from schemas.dataset.entries import LayerStats
+from schemas.dataset.memory import scratch
 
 RMS_TOKENS = 16
 """About how many evenly spaced tokens of a row `LayerStats.mean_rms` averages over: a statistic, not a check.
@@ -27,9 +28,9 @@ RMS_TOKENS = 16
 _LEAST_SQUARES = 1e-30
 """Below this, float32 may have underflowed squares that matter."""
 
-SCRATCH_ELEMENTS = 262_144
-"""Elements read at a time: few enough to stay in the core's own cache from the sum to the maximum, and so
-many that the threads of a process seldom meet at its interpreter lock, taken after every call of numpy.
+SCRATCH_ELEMENTS = 524_288
+"""Elements read at a time: few enough to stay in the cores' caches from the sum to the maximum, and so many
+that the threads of a process seldom meet at its interpreter lock, which they take after every call of numpy.
 """
 
 
@@ -68,21 +69,20 @@ _INFINITIES = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7
 
 
 class RowChecker:
-    """Checks rows of one dtype; owns a small scratch buffer, so it is used by one thread only."""
+    """Checks rows of one dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         """Take the dtype. Raises KeyError for a dtype that is never stored."""
         self._dtype = dtype
         self._bits = _BITS[dtype]
-        self._scratch_TH: NDArray[np.unsignedinteger] = np.empty((0, 0), self._bits)
 
     def look(self, states_LTH: torch.Tensor) -> Look:
         """Read one contiguous row once and compute everything that needs all of its values."""
         bits_LTH, words_LTW = self._bits_of(states_LTH), words_of(states_LTH)
         num_layers, num_tokens, hidden_size = bits_LTH.shape
         step = max(1, SCRATCH_ELEMENTS // hidden_size)
-        if self._scratch_TH.shape != (step, hidden_size):
-            self._scratch_TH = np.empty((step, hidden_size), self._bits)
+        masked = scratch("masked", step * hidden_size * bits_LTH.itemsize)
+        masked_TH = masked.view(self._bits).reshape(step, hidden_size)
         mask = self._bits(np.iinfo(self._bits).max >> 1)
         sums_LT = np.empty((num_layers, num_tokens), np.int64)
         largest_LT = np.empty((num_layers, num_tokens), self._bits)
@@ -92,8 +92,8 @@ class RowChecker:
                 some = slice(begin, min(begin + step, num_tokens))
                 add_up(words_LTW[layer, some], sums_LT[layer, some])
                 part_TH = bits_LTH[layer, some]
-                masked_TH = np.bitwise_and(part_TH, mask, out=self._scratch_TH[: len(part_TH)])
-                masked_TH.max(axis=1, out=largest_LT[layer, some])
+                np.bitwise_and(part_TH, mask, out=masked_TH[: len(part_TH)])
+                masked_TH[: len(part_TH)].max(axis=1, out=largest_LT[layer, some])
                 hashes[layer].update(part_TH.data)
         return Look(sums_LT, largest_LT, tuple(layer.intdigest() for layer in hashes))
 

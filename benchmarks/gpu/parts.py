@@ -23,9 +23,7 @@ CASES = {
 }
 """Of `benchmarks.gpu.cases`, run one after the other."""
 _STORED = ("quarry", "quarry-planes", "quarry-fp8", "quarry-memory", "example", "example-synced")
-ROWS = {
-    part: ("plain", "capture", "disk", *_STORED, "example-memory") for part in ("speed", "small")
-}
+ROWS = {part: ("plain", "capture", "disk", *_STORED, "example-memory") for part in ("speed", "small")}
 """Of `benchmarks.catalog`."""
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from schemas.dataset.memory import Bytes, scratch
 
-_CHUNK_ELEMENTS = 262_144
-"""A chunk stays in the core's cache from the first plane to the second, and takes so long that the threads of
-a process seldom meet at its interpreter lock, which they take after every call of numpy.
+_CHUNK_ELEMENTS = 524_288
+"""A chunk stays in the cores' caches from the first plane to the second, and takes so long that the threads
+of a process seldom meet at its interpreter lock, which they take after every call of numpy.
 """
 
 
