@@ -28,7 +28,7 @@ RMS_TOKENS = 16
 _LEAST_SQUARES = 1e-30
 """Below this, float32 may have underflowed squares that matter."""
 
-SCRATCH_ELEMENTS = 524_288
+SCRATCH_ELEMENTS = 1_048_576
 """Elements read at a time: few enough to stay in the cores' caches from the sum to the maximum, and so many
 that the threads of a process seldom meet at its interpreter lock, which they take after every call of numpy.
 """

@@ -67,8 +67,11 @@ WHEELS = (
 )
 """What the machine lacks. Not huggingface-hub: its transformers refuses the one that we are pinned to."""
 
-EARLY_WHEELS = ("sqlalchemy",)
-"""What the first transfer has room for beside the kernels."""
+EARLY_WHEELS = ("sqlalchemy", "alembic", "compressed-tensors")
+"""What the first transfer has room for beside the kernels, without SQLAlchemy's compiled modules: all of them
+are there in Python as well.
+"""
+TAR_BLOCK = 512
 
 ABSENT = ("openai", "openai_harmony", "llguidance", "psycopg", "xgrammar")
 """Large, imported, and never called here: a stub has every name, and nothing behind it."""
@@ -122,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_only(second, [libraries, python])
     pack(second / "own.tar.xz", own_files())
     early = [path for path in wheels if distribution(path).split("==")[0] in EARLY_WHEELS]
-    pack(first / "packages-early.tar.xz", unzipped(early))
+    pack(first / "packages-early.tar.xz", (file for file in unzipped(early) if not file[0].endswith(".so")))
     pack(second / "packages.tar.xz", unzipped([path for path in wheels if path not in early]))
     try:
         for name in (FIRST, SECOND):
@@ -228,11 +231,12 @@ def keep_only(folder: Path, names: Sequence[str]) -> None:
 
 
 def repository_bytes() -> int:
-    """Return the bytes of the files that travel with every transfer: tracked ones, and new ones."""
+    """Return the bytes, as in tar, of the files that travel with every transfer: tracked and new ones."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     files = [ROOT / name for name in names if name]
-    return sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
+    sizes = [path.stat().st_size for path in files if path.is_file() and not path.is_symlink()]
+    return sum(TAR_BLOCK * (1 + -(-size // TAR_BLOCK)) for size in sizes)
 
 
 if __name__ == "__main__":
