@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from schemas.request import HubTarget
-from service.cli.console import EXIT_BROKEN, naming, say
+from service.cli.console import naming, say
 from service.cli.verify_process import VerifyOrder, verify_apart
 from service.errors import OptionRefused
 from service.settings import load_settings
@@ -55,11 +55,11 @@ def verify(
 ) -> None:
     """Run every check on a finished dataset."""
     settings = load_settings()
-    is_right = verify_apart(VerifyOrder(dataset, settings, model, as_json, page), print)
+    code = verify_apart(VerifyOrder(dataset, settings, model, as_json, page), print)
     if page is not None:
         say(f"the page is {page}", file=sys.stderr)
-    if not is_right:
-        raise typer.Exit(EXIT_BROKEN)
+    if code:
+        raise typer.Exit(code)
 
 
 def publish(

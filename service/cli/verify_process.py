@@ -13,13 +13,14 @@ from pathlib import Path
 
 from schemas.names import REPO_ID_PATTERN
 from service.apart import limit_memory, received, start
-from service.cli.console import naming
+from service.cli.console import EXIT_BROKEN, EXIT_NOT_COMPLETE, naming
 from service.errors import DatasetBroken, OptionRefused, QuarryError
 from service.lifeline import FAULTS
 from service.settings import Settings
 
 MOST_ENDED = 10
 """Files that may crash the process: each time, everything readable is read again."""
+_EXIT_CODES = {"right": 0, "BROKEN": EXIT_BROKEN, "not complete yet": EXIT_NOT_COMPLETE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class VerifyOrder:
     page: Path | None
 
 
-def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
-    """Verify a dataset; pass the report to `tell` before the page is written; return whether all is right.
+def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> int:
+    """Verify a dataset; pass the report to `tell` before the page is written; return the exit code for it.
 
     Raises:
         DatasetBroken: more than `MOST_ENDED` files crashed or hung the process that read them.
@@ -45,14 +46,14 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
     while len(broken) <= MOST_ENDED:
         child, ours = start(_serve, order, broken)
         path: str | None = None
-        is_right: bool | None = None
+        verdict_code: int | None = None
         try:
             while path is None or ours.poll(silence_s):
                 said = received(ours)
                 if isinstance(said, Exception):
                     raise said
                 if isinstance(said, tuple):
-                    text, is_right = said
+                    text, verdict_code = said
                     tell(text)
                     said = None
                 path = said
@@ -63,8 +64,8 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
         except EOFError:
             child.join()
         code = child.exitcode or 0
-        if is_right is not None and code == 0:
-            return is_right
+        if verdict_code is not None and code == 0:
+            return verdict_code
         if path is None or -code not in FAULTS:
             raise QuarryError(f"the process that reads {path or order.dataset} ended with exit code {code}")
         broken[path] = f"ended the process that read it ({signal.Signals(-code).name})"
@@ -89,7 +90,8 @@ def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) ->
             hub_files = None if folder.is_dir() else HubFiles(order.dataset, endpoint=endpoint, token=token)
             files = hub_files or folder
             report = verify_dataset(files, model_folder=model, tally=tally, reading=reading)
-        parent.send((report.model_dump_json(ensure_ascii=True) if order.as_json else str(report), report.ok))
+        text = report.model_dump_json(ensure_ascii=True) if order.as_json else str(report)
+        parent.send((text, _EXIT_CODES[report.verdict]))
         if order.page is not None:
             from service.report.page import render_page, seal_page
 

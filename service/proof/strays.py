@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from pathlib import PurePosixPath
 
-from schemas.names import MANIFEST_FOLDER, is_job_id, job_folders, token_freq_path
+from schemas.names import FINAL_NORM_PATH, MANIFEST_FOLDER, is_job_id, job_folders, token_freq_path
 from service.proof.tally import Finding
 
 _DATA_FOLDERS = frozenset({"data", "index", MANIFEST_FOLDER})
@@ -29,6 +29,8 @@ def strays(
         path = PurePosixPath(name)
         if name in named or is_manifest(name):
             continue
+        if name == FINAL_NORM_PATH and not complete:
+            continue  # stored before the first manifest
         if (job_id := _job_of(path)) is not None and job_id not in complete:
             others.add(job_id)
         elif path.parts[0] in _DATA_FOLDERS or path.suffix in _DATA_SUFFIXES:

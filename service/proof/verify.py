@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from pydantic import Field, computed_field
 
@@ -80,8 +81,13 @@ class VerifyReport(Wire):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.findings
+        """Whether a job is complete and nothing is wrong."""
+        return self.verdict == "right"
+
+    @property
+    def verdict(self) -> Literal["right", "BROKEN", "not complete yet"]:
+        """What the dataset is."""
+        return "BROKEN" if self.findings else "right" if self.jobs else "not complete yet"
 
     def __str__(self) -> str:
         lines = [
@@ -105,8 +111,8 @@ class VerifyReport(Wire):
         lines += [f"error: {finding.path}: {finding.what}" for finding in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:
             lines.append(f"error: and {len(self.findings) - _SHOWN} more")
-        broken = f"the dataset is BROKEN: {_many(len(self.findings), 'error')}"
-        lines.append("the dataset is right" if self.ok else broken)
+        errors = f": {_many(len(self.findings), 'error')}" if self.findings else ""
+        lines.append(f"the dataset is {self.verdict}{errors}")
         return "\n".join(map(one_line, lines))
 
 
@@ -164,6 +170,8 @@ def verify_dataset(
     named = {entry.path for job in jobs for entry in _entries(job)}
     unnamed, not_complete = strays(files.paths(), named, complete)
     findings += unnamed
+    if not (jobs or complete or not_complete):
+        findings.append(Finding(path="manifests/", what="holds no manifest"))
     return VerifyReport(
         where=files.name,
         jobs=len(jobs),
@@ -182,10 +190,7 @@ def read_manifests(files: Files, findings: list[Finding], rows: dict[str, JobEnt
 
     Add to `rows`, by the manifest's path, the row that the table of jobs should have for it.
     """
-    paths = [path for path in files.paths() if is_manifest(path)]
-    if not paths:
-        findings.append(Finding(path="manifests/", what="holds no manifest"))
-    for path in paths:
+    for path in filter(is_manifest, files.paths()):
         try:
             with files.held([path]) as folder:
                 content = (folder / path).read_bytes()

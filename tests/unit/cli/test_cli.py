@@ -229,6 +229,13 @@ def test_a_job_that_is_not_complete_is_told_with_exit_code_0(run: Run, dataset: 
     assert json.loads(run("verify", dataset, "--json").out)["not_complete"] == [stored.parent.name]
 
 
+def test_a_dataset_whose_only_job_is_not_complete_is_told_with_exit_code_3(run: Run, dataset: Path):
+    next(dataset.glob("manifests/*.json")).unlink()
+    ran = run("verify", dataset)
+    assert (ran.code, ran.out.splitlines()[-1]) == (3, "the dataset is not complete yet")
+    assert json.loads(run("verify", dataset, "--json").out)["ok"] is False
+
+
 def test_a_table_of_jobs_that_is_none_is_told_with_exit_code_1(run: Run, dataset: Path):
     (dataset / "jobs.json").write_text("not json")
     ran = run("verify", dataset)

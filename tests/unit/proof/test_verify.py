@@ -167,11 +167,30 @@ def test_files_of_tools_and_the_card_are_no_data(dataset):
     assert dataset.verify().ok
 
 
-def test_a_dataset_without_a_manifest_is_broken(dataset):
+def test_a_dataset_whose_only_job_is_not_complete_is_neither_right_nor_broken(dataset):
     (dataset.folder / MANIFEST).unlink()
     report = dataset.verify()
-    assert "manifests/: holds no manifest" in said(report)
-    assert report.not_complete == (JOB,)
+    assert (report.ok, report.not_complete, report.findings) == (False, (JOB,), ())
+    line = f"not complete: 1 job without a manifest, captured still or given up: {JOB}"
+    assert str(report).splitlines()[-2:] == [line, "the dataset is not complete yet"]
+    assert json.loads(report.model_dump_json())["ok"] is False
+
+
+def test_faults_beside_the_only_job_that_is_not_complete_are_named(dataset):
+    (dataset.folder / MANIFEST).unlink()
+    (dataset.folder / "data/extra.parquet").write_bytes(b"x")
+    report = dataset.verify()
+    assert said(report) == "data/extra.parquet: no manifest names this file"
+    assert str(report).splitlines()[-1] == "the dataset is BROKEN: 1 error"
+
+
+@pytest.mark.parametrize("path", [None, "README.md", FINAL_NORM_PATH])
+def test_a_folder_without_files_of_a_job_is_no_dataset(tmp_path, path):
+    if path is not None:
+        (tmp_path / path).write_bytes(b"x")
+    report = verify_dataset(tmp_path)
+    assert said(report) == "manifests/: holds no manifest"
+    assert str(report).splitlines()[-1] == "the dataset is BROKEN: 1 error"
 
 
 def store_some(folder: Path) -> set[str]:

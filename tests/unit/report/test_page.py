@@ -236,7 +236,10 @@ def test_a_dataset_without_a_manifest_has_a_page(made):
     (made / manifest_path(JOB)).unlink()
     root = page(made)
     assert root.all("section", "job") == []
-    assert "holds no manifest" in root.one("section", "findings").text()
+    verdict = root.one("section", "verdict")
+    assert verdict.text().startswith("The dataset is not complete yet Nothing wrong was found.")
+    assert verdict.attributes["class"] == "verdict broken", "never as a right one"
+    assert root.one("title").text().startswith("not complete yet: ")
 
 
 def test_jobs_that_are_not_complete_are_counted_beside_the_verdict(made):
