@@ -94,6 +94,46 @@ def test_samples_are_the_same_whatever_their_labels(labelled: Path, shop: Shop, 
     assert QuarryDataset(shop.settings.dataset_dir(plain.id)).sample_ids == QuarryDataset(labelled).sample_ids
 
 
+PARQUET = pa.table({"text": ["one", "two"], "lang": pa.nulls(2, pa.string()), "score": [1, 2]})
+
+
+def test_a_name_that_no_sample_has_is_refused_once_all_are_read(
+    shop: Shop, target: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    pq.write_table(PARQUET, folder / "rows.parquet")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    shop.settings = shop.settings.model_copy(update={"source_roots": (folder,)})
+    inline = {"kind": "inline", "samples": [{"text": "one", "labels": {"lang": "de"}}, {"text": "two"}]}
+    files = [{"kind": "file", "path": f"rows.{kind}"} for kind in ("jsonl", "parquet")]
+    for number, source in enumerate((*files, inline)):
+        for labels, missing in ((["langs", "lang", "a"], "'a', 'langs'"), (["lang"], None)):
+            body = {"model": str(target), "source": source, "loss": "all", "canary": "skip", "labels": labels}
+            job = shop.run(ExtractRequest.model_validate(body), f"{number}{len(labels)}")
+            if missing is None:
+                assert job.state is JobState.COMPLETED, job.problem
+                continue
+            assert job.state is JobState.FAILED and job.problem is not None
+            assert job.problem.field == "labels" and job.problem.cure
+            assert job.problem.detail == f"no sample of the source has the column {missing}"
+
+
+def test_a_name_that_only_samples_of_other_parts_have_is_no_fault(
+    shop: Shop, target: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    shop.settings = shop.settings.model_copy(update={"source_roots": (folder,)})
+    body = {"model": str(target), "loss": "all", "canary": "skip", "labels": ["score", "other"]}
+    (folder / "rows.jsonl").write_text('{"text": "one"}\n{"text": "two", "score": 1, "other": 2}\n')
+    source = {"kind": "file", "path": "rows.jsonl"}
+    part = {"index": 1, "of": 2}
+    job = shop.run(ExtractRequest.model_validate(body | {"source": source, "part": part}))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert QuarryDataset(shop.settings.dataset_dir(job.id)).labels("score") == [None]
+
+
 @pytest.mark.parametrize("labels", [["lang", "Lang"], ["a b"], [""], ["x"] * 33], ids=str)
 def test_names_that_no_column_can_have_are_refused(target: Path, labels: list[str]) -> None:
     body = {"model": str(target), "source": {"kind": "inline", "samples": [{"text": "x"}]}, "labels": labels}

@@ -19,7 +19,8 @@ from typing import Any
 
 from schemas.generate import MIX_LABEL
 from schemas.request import ExtractRequest
-from service.errors import QuarryError, problem_slug
+from schemas.source import PostedSource, Sample
+from service.errors import OptionRefused, QuarryError, problem_slug
 from service.plan.child.stored_row import show
 from service.plan.child.task import PROGRESS, Limits, Purpose, RowTask, Step, Task
 from service.plan.content_hashes import KnownHashes, content_hash
@@ -178,7 +179,10 @@ def _talk(target: Target, request: ExtractRequest, parent: _Parent) -> None:
 
 
 def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent: _Parent) -> None:
-    """Tokenize the job's rows one by one, in order. Raises what the source and the template raise."""
+    """Tokenize the job's rows one by one, in order.
+
+    Raises what the source and the template raise, and OptionRefused (`labels`).
+    """
     hashes: Path | None = parent.received()
     known = _mapped(hashes) if hashes is not None else None
     request = task.request
@@ -207,7 +211,11 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
     parent.begin_row(0)
     positions = request.positions()
     own = next(positions)
+    unseen, any_sample = set(request.labels), False
     for position, row in enumerate(source.rows()):
+        if unseen and isinstance(row.content, Sample):
+            unseen.difference_update(row.content.labels or ())
+            any_sample = True
         if position == own:
             rows += outcomes(position, row)
             own = next(positions)
@@ -216,6 +224,9 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
             rows, sent_s = [], time.monotonic()
         parent.begin_row(position + 1)
     source.check_unchanged()
+    if unseen and any_sample and not isinstance(request.source, PostedSource):
+        detail = f"no sample of the source has the column {', '.join(map(repr, sorted(unseen)))}"
+        raise OptionRefused(detail, field="labels", cure="name a column that the rows have, or leave it out")
     _send_rows(rows, parent)
 
 

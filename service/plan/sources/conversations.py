@@ -81,10 +81,11 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labels(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str | None] | None:
-    """Return label columns as text; a column that does not exist is looked up in `labels`."""
+    """Return those label columns that the row has, or else its `labels` have, as text."""
     given = row.get("labels")
     inner = given if isinstance(given, Mapping) else {}
-    return {name: _label(row.get(name, inner.get(name))) for name in names} or None
+    there = (name for name in names if name in row or name in inner)
+    return {name: _label(row.get(name, inner.get(name))) for name in there} or None
 
 
 def _label(value: object) -> str | None:
