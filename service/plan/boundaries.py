@@ -54,7 +54,7 @@ class TurnFinder:
         Raises UnstableBoundaries, RenderFailed, RenderTooLong.
         """
         last = turn == len(self._messages) - 1
-        prompt = self._render(self._messages[:turn], add_generation_prompt=True) if turn else None
+        prompt = self._prompt(turn)
         upto = self._whole if last else self._render(self._messages[: turn + 1])
         if prompt is not None and upto.startswith(prompt) and self._whole.startswith(upto):
             start, end = len(prompt), len(upto)
@@ -70,6 +70,20 @@ class TurnFinder:
         if start >= end:
             raise UnstableBoundaries(f"turn {turn} has no text of its own")
         return start, end
+
+    def _prompt(self, turn: int) -> str | None:
+        """Return the text that the model answers with `messages[turn]`, None if that is not known.
+
+        Few templates render a conversation without messages. The prompt of a first turn is all up to the
+        header that answers a question, which begins in what precedes whatever the turn says.
+        """
+        if turn:
+            return self._render(self._messages[:turn], add_generation_prompt=True)
+        question = self._render(PROBE[:1])
+        header = self._render(PROBE[:1], add_generation_prompt=True).removeprefix(question)
+        before = os.path.commonprefix([self._closings(turn)[2], self._whole])  # noqa: RUF071 - of characters
+        begin = self._whole.rfind(header, 0, len(before) + len(header))
+        return self._whole[: begin + len(header)] if header and begin >= 0 else None
 
     def trailer(self, turn: int) -> str:
         """Return what follows the end mark of the last turn but not that of `messages[turn]`."""

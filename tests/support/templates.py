@@ -127,6 +127,9 @@ NEEDS_REASONING = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
 """Follows its own prompt only where an answer has reasoning."""
 
+KEEPS_REASONING = NEEDS_REASONING.replace("assistant\\n<think>\\n' }}", "assistant\\n' }}")
+"""Renders the reasoning of every turn, or an empty one."""
+
 STRICT_ROLES = (
     """\
 {%- for message in messages %}

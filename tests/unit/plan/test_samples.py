@@ -30,6 +30,7 @@ THOUGHT = (
     {"role": "assistant", "content": "Yes.", "reasoning_content": "Again."},
 )
 
+GREETING = {"role": "assistant", "content": "Hello.", "reasoning_content": "A greeting."}
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 CALLED = (
@@ -83,6 +84,41 @@ SUPERVISED: dict[str, tuple[str, tuple[Any, ...], list[str]]] = {
         templates.CHATML,
         ("assistant: Hello.", "user: Hi.", "assistant: Well?"),
         ["Hello.<|im_end|>", "Well?<|im_end|>"],
+    ),
+    "begins with the assistant, which reasons": (
+        templates.KEEPS_REASONING,
+        (GREETING, *THOUGHT[2:]),
+        ["<think>\nA greeting.\n</think>Hello.<|im_end|>", "<think>\nAgain.\n</think>Yes.<|im_end|>"],
+    ),
+    "begins with the assistant, which does not reason": (
+        templates.KEEPS_REASONING,
+        ("assistant: Hello.", *THOUGHT[2:]),
+        ["<think></think>Hello.<|im_end|>", "<think>\nAgain.\n</think>Yes.<|im_end|>"],
+    ),
+    "begins with the assistant, whose prompt opens the reasoning": (
+        templates.NEEDS_REASONING,
+        (GREETING, *THOUGHT[2:]),
+        ["A greeting.\n</think>Hello.<|im_end|>", "Again.\n</think>Yes.<|im_end|>"],
+    ),
+    "is the assistant's alone": (
+        templates.QWEN3,
+        (GREETING,),
+        ["<think>\nA greeting.\n</think>\n\nHello.<|im_end|>"],
+    ),
+    "begins with the assistant, whose reasoning is dropped": (
+        templates.QWEN3,
+        (GREETING, "user: Hi.", "assistant: Well?"),
+        ["Hello.<|im_end|>", EMPTY_THOUGHT + "Well?<|im_end|>"],
+    ),
+    "begins with the assistant, in another format": (
+        templates.HARMONY,
+        ("assistant: Hello.", *TWO[:2]),
+        ["<|message|>Hello.<|end|>", "<|message|>It is one.<|return|>"],
+    ),
+    "begins with the assistant, and has no header": (
+        templates.MISTRAL,
+        ("assistant: Hello.", *TWO[:2]),
+        ["Hello.</s>", " It is one.</s>"],
     ),
     "a word that stands for a turn elsewhere": (
         templates.QWEN3,
