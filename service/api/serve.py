@@ -1,8 +1,10 @@
 """`quarry serve`: the API in this process and workers alongside it, until a signal arrives."""
 
+import errno
 import gc
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +23,7 @@ from service.work.placement import EVERYWHERE, Placement
 from service.work.runner import migrate
 from service.work.supervisor import EXIT_WORKER_LOST, NodeSupervisor
 
-LOG = logging.getLogger(__name__)
+UVICORN = logging.getLogger("uvicorn.error")
 
 EXIT_NOT_STARTED = 1
 CLOSE_CONNECTIONS_S = 10
@@ -40,13 +42,29 @@ def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 
     return server
 
 
-def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> int:
+def bound(settings: Settings) -> socket.socket:
+    """Return a socket at the service's address, which does not listen yet. Raises OptionRefused."""
+    host, port = settings.host, settings.port
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        detail = f"the service cannot listen at {host}, port {port}: {error.strerror}"
+        field, cure = "host", "give an address of this machine in --host or QUARRY_HOST"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            field, cure = "port", "end what listens there, or give another --port or QUARRY_PORT"
+        raise OptionRefused(detail, field=field, cure=cure) from error
+    return listener
+
+
+def serve(settings: Settings, listener: socket.socket, workers: Sequence[Placement] = (EVERYWHERE,)) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit code. Must run in the main thread.
 
-    `workers` run alongside the API, each where it is placed.
+    `listener` is what `bound` returned. `workers` run alongside the API, each where it is placed.
 
-    Waits for an unavailable database. If the port is taken, the service does not start. Raises OptionRefused,
-    VersionRefused.
+    Waits for an unavailable database. Raises OptionRefused, VersionRefused.
     """
     # A request of 100,000 samples is built in one go: the garbage collector would scan it a hundred times.
     gc.set_threshold(100_000, 10, 10)
@@ -71,12 +89,8 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
         server_header=False,
         **({"log_config": None} if settings.log_format == "json" else {}),  # else uvicorn has its own format
     )
-    try:  # before there is a worker
-        listener = server.config.bind_socket()
-    except SystemExit:  # uvicorn has logged why
-        cure = "end what listens there, or give another QUARRY_PORT"
-        LOG.error("the service cannot listen at %s, port %d: %s", settings.host, settings.port, cure)  # noqa: TRY400
-        return EXIT_NOT_STARTED
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    UVICORN.info("Uvicorn running on http://%s:%d (Press CTRL+C to quit)", host, listener.getsockname()[1])
 
     def end() -> None:
         server.should_exit = True

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from service.cli.console import complain
+from service.errors import OptionRefused
 from service.installed import check_engine, check_python
 from service.logs import log_to_stderr
 from service.settings import Settings, load_settings
@@ -49,16 +51,21 @@ def serve(
 ) -> None:
     """Serve the HTTP API and run jobs until SIGTERM or SIGINT."""
     check_python()
-    from service.api.serve import serve as serve_until_signalled
+    from service.api.serve import EXIT_NOT_STARTED, bound, serve as serve_until_signalled
 
     os.umask(PRIVATE_UMASK)
     settings = load_settings(data_dir=data_dir, host=host, port=port)
     log_to_stderr(settings.log_format)
+    try:
+        listener = bound(settings)
+    except OptionRefused as error:
+        complain(error.problem())
+        raise typer.Exit(EXIT_NOT_STARTED) from error
     placed: list[Placement] = []
     if with_worker:
         check_engine(settings)
         placed = placements(workers, settings.tensor_parallel_size)
-    raise typer.Exit(serve_until_signalled(settings, placed))
+    raise typer.Exit(serve_until_signalled(settings, listener, placed))
 
 
 def worker(

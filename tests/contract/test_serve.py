@@ -12,10 +12,11 @@ import httpx2
 import pytest
 
 from schemas.job import JobState
-from service.api.serve import EXIT_WORKER_LOST
+from service.api.serve import EXIT_WORKER_LOST, bound
 from service.capture.engine import Answer, Prompt
 from service.cli import main
 from service.client import Quarry
+from service.errors import OptionRefused
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import Store, TaskState, units
@@ -38,11 +39,22 @@ def test_a_service_without_a_worker_keeps_its_port_and_ends_in_order(tmp_path: P
         command = [*QUARRY, "serve", "--data-dir", str(tmp_path / "b"), "--port", port]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         assert second.returncode == 1
-        assert "Address already in use" in second.stderr
-        assert f"port {port}" in second.stderr and "QUARRY_PORT" in second.stderr
-        assert "worker" not in second.stderr
+        what = f"the service cannot listen at 127.0.0.1, port {port}: Address already in use"
+        assert second.stderr.splitlines() == [
+            f"error: The option cannot be honoured: {what}",
+            "  field: port",
+            "  cure:  end what listens there, or give another --port or QUARRY_PORT",
+        ]
+        assert not (tmp_path / "b").exists()
         service.process.send_signal(signal.SIGINT)
         assert service.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid"])
+def test_a_host_that_is_not_this_machine_is_named(host: str):
+    with pytest.raises(OptionRefused, match="cannot listen") as refused:
+        bound(Settings(host=host, port=0))
+    assert refused.value.field == "host" and "QUARRY_HOST" in str(refused.value.cure)
 
 
 def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, target: Path):

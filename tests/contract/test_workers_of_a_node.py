@@ -114,7 +114,8 @@ from service.api import serve
 from service.plan.child.fork_server import FORK_SERVER
 from service.settings import Settings
 FORK_SERVER.warm = lambda: os.kill(os.getpid(), signal.SIGTERM)
-sys.exit(serve.serve(Settings(data_dir=Path(sys.argv[1]), port=0), []))
+settings = Settings(data_dir=Path(sys.argv[1]), port=0)
+sys.exit(serve.serve(settings, serve.bound(settings), []))
 """
 
 
