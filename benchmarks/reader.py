@@ -125,7 +125,7 @@ class EpochBench:
         ids.mkdir()
         seal_missing(ids, index_files(source))
         shards = [entry for manifest in source.rows.manifests.values() for entry in manifest.shards]
-        in_place = QuarryTransfer(files_of(dataset), shards, ids, options)
+        in_place = QuarryTransfer(files_of(dataset), shards, ids, options, check=False)
         self._shape = shape
         self._loaders = {
             BASE: _epochs(exported, None, shape, {}),

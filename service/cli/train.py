@@ -22,6 +22,12 @@ def speculators(
     dataset: DatasetArgument,
     job: JobsOption = None,
     revision: Revision = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Compare every layer that is read with its checksum, as every export does."
+        ),
+    ] = False,
     live: Annotated[
         str | None,
         typer.Option(
@@ -45,4 +51,4 @@ def speculators(
     """
     from service.trainers.speculators import train
 
-    train(dataset, context.args, job or (), revision, live, consumer)
+    train(dataset, context.args, job or (), revision, live, consumer, check=check)

@@ -54,15 +54,18 @@ class Live:
     about: About
     """The description of the validation dataset's rows."""
     options: ExportOptions
+    check: bool
 
     @classmethod
-    def at(cls, address: str, consumer: str | None, about: About, options: ExportOptions) -> "Live":
+    def at(
+        cls, address: str, consumer: str | None, about: About, options: ExportOptions, *, check: bool
+    ) -> "Live":
         """Parse the job's URL. Raises OptionRefused (`live`)."""
         server, found, job_id = address.rstrip("/").rpartition("/jobs/")
         if not found:
             cure = "give the job's URL, such as http://host:8000/jobs/j-0123456789abcdef"
             raise OptionRefused(f"{address} names no job", field="live", cure=cure)
-        return cls(server, job_id, consumer, about, options)
+        return cls(server, job_id, consumer, about, options, check)
 
     def train_by(self, max_steps: int | None) -> None:
         """Make speculators' command take its rows from the job from now on."""
@@ -133,6 +136,7 @@ class LiveLoader:
             total_seq_len, hidden_size, num_target_layers, hidden_states_dtype, preprocess
         )
         where: dict[str, Any] = {"rank": get_dp_rank(), "world_size": get_dp_size(), "patience_s": PATIENCE_S}
+        where["check"] = live.check
         self._rows = QuarryStream.follow(live.server, live.job_id, view=TrainerRow(live), **where)
         self._state = self._rows.state_dict()
         self.batch_sampler = _Sampler()

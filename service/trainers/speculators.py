@@ -52,12 +52,16 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
     A loader worker gets only names; it maps the ids and opens shards when it needs its first row.
     """
 
-    def __init__(self, files: Files, shards: Sequence[ShardEntry], ids: Path, options: ExportOptions) -> None:
+    def __init__(
+        self, files: Files, shards: Sequence[ShardEntry], ids: Path, options: ExportOptions, *, check: bool
+    ) -> None:
         """Store the arguments; nothing is opened yet.
 
-        `ids` is the folder of the Arrow dataset; `shards` are all shards with its rows.
+        `ids` is the folder of the Arrow dataset; `shards` are all shards with its rows; `check` is as for
+        `QuarryDataset`.
         """
         self._files, self._shards, self._ids, self._options = files, shards, ids, options
+        self._check = check
         self._rows: Rows | None = None
 
     def get_cached(self, file_idx: int) -> dict[str, torch.Tensor]:
@@ -65,7 +69,7 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
         if self._rows is None:
             with pa.memory_map(str(self._ids / ARROW_FILE)) as file, pa.ipc.open_stream(file) as stream:
                 places = Places(stream.read_all())
-            self._rows = Rows(self._files, self._shards, places, None)
+            self._rows = Rows(self._files, self._shards, places, None, check=self._check)
         row = self._rows.row(file_idx)
         algorithm, layers = self._options.algorithm, self._options.layers or ()
         if algorithm is not Algorithm.MTP:  # MTP's states must be normed
@@ -83,13 +87,17 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
 
 @HiddenStatesBackend.register(BACKEND)
 class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
-    """Lets speculators' command find the rows: two arguments name the dataset, `--data-path` the rest."""
+    """Lets speculators' command find the rows: our arguments name the dataset, `--data-path` the rest."""
 
     @staticmethod
     def add_train_args(parser: ArgumentParser) -> None:
-        """Add `--quarry-dataset` and `--quarry-revision`."""
+        """Add `--quarry-dataset`, `--quarry-revision` and `--quarry-check`."""
         parser.add_argument("--quarry-dataset", help="Folder, or hf://datasets/NAMESPACE/NAME.")
         parser.add_argument("--quarry-revision", help="Branch, tag or commit of a dataset repository.")
+        # speculators' own parser takes no flags from a backend.
+        parser.add_argument(
+            "--quarry-check", choices=("yes", "no"), default="no", help="Compare layers with their checksums."
+        )
 
     @staticmethod
     def add_launch_args(parser: ArgumentParser) -> None:
@@ -106,7 +114,7 @@ class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
         files = files_of(args.quarry_dataset, args.quarry_revision or None)
         manifests = read_jobs(files, frozenset(record["jobs"]))
         shards = [entry for manifest in manifests.values() for entry in manifest.shards]
-        return QuarryTransfer(files, shards, ids, _options(args))
+        return QuarryTransfer(files, shards, ids, _options(args), check=args.quarry_check == "yes")
 
     @staticmethod
     def build_kv_transfer_config(args: Namespace) -> dict[str, Any]:
@@ -122,11 +130,14 @@ def train(
     revision: str | None = None,
     live: str | None = None,
     consumer: str | None = None,
+    *,
+    check: bool = False,
 ) -> None:
     """Run speculators' training command with `arguments` on the rows of a dataset.
 
     With `live`, a job's URL, it trains on that job's rows as they are captured, once, and the dataset is used
     for validation and the draft vocabulary. `consumer` is the name under which rows are then acknowledged.
+    With `check`, every layer that is read is compared with its checksum.
 
     Missing arguments are filled in: the backend, the target, its layers, and a temporary folder for the token
     ids and masks. With `--data-path`, these are kept in that folder, and ranks share them.
@@ -155,6 +166,7 @@ def train(
                 for word in (f"--{name.replace('_', '-')}", *values)
             ]
             words += [*arguments, "--quarry-dataset", dataset, "--quarry-revision", rows.revision or ""]
+            words += ["--quarry-check", "yes" if check else "no"]
             config = TrainConfig.resolve(words)
             settled = Namespace(**config.flatten())
             source = source_of(rows, _options(settled))
@@ -168,7 +180,7 @@ def train(
                 if settled.epochs != 1:
                     detail, cure = "a job's rows come once", "leave --epochs out, and repeat the job's source"
                     raise OptionRefused(detail, field="epochs", cure=cure)
-                job = Live.at(live, consumer, rows.about, source.options)
+                job = Live.at(live, consumer, rows.about, source.options, check=check)
                 job.train_by(settled.max_steps)
             _write_ids(source, Path(settled.data_path))
         del rows, source  # the index is as large as the ids, which are mapped from now on

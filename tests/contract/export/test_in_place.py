@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.dataset import Shape, write_dataset
+from benchmarks.dataset import LAYER_IDS, Shape, write_dataset
 from schemas.job import JobState
 from service.export.options import Algorithm
 from service.export.run import export
 from tests.contract.export.conftest import files_of, wanted
 from tests.contract.reader.conftest import finished
 from tests.support.fake_hub import FakeHub
+from tests.support.file_plants import flip_bit, page
 from tests.support.jobs import Shop, conversations, request
 from tests.support.trainers import environment, loaded_by
 
@@ -118,6 +119,43 @@ def test_rows_are_read_from_a_repository(dataset, tmp_path, monkeypatch):
         compared(("hf://datasets/org/states", tmp_path / "out", []), folder=tmp_path)
     kept = [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
     assert not any(path.stat().st_size > 100_000 for path in kept)
+
+
+READ = """
+import sys, torch
+from argparse import Namespace
+import service.trainers.speculators  # before speculators' own configuration
+from hs_connectors import HiddenStatesBackend
+from service.cli import main
+from service.reader import ReaderError
+from speculators.train import cli
+
+def read(config):
+    args = Namespace(**config.flatten())
+    transfer = HiddenStatesBackend.registry["quarry"].from_train_args(args, args.data_path)
+    faults = []
+    for number in range(2):
+        try:
+            transfer.get_cached(number)
+        except ReaderError as error:
+            faults.append([number, str(error)])
+    torch.save(faults, sys.argv[-1])
+
+cli.main = read
+main(["train", "speculators", *sys.argv[1:-1]])
+"""
+
+
+def test_layers_are_held_against_their_checksums_where_that_is_asked_for(target, tmp_path):
+    """Also those of a row that is mapped otherwise."""
+    write_dataset(tmp_path / "large", tmp_path, Shape(2, shortest=256, longest=300, hidden_size=2048))
+    shard = min((tmp_path / "large").glob("data/*/*.parquet"))
+    flip_bit(shard, page(shard, 0, f"layer_{LAYER_IDS[0]}")[1] - 2)
+    words = [str(tmp_path / "large"), "--verifier-name-or-path", str(target)]
+    result = tmp_path / "result.pt"
+    [(number, fault)] = loaded_by(READ, "--check", *words, result=result)
+    assert number == 0 and f"{shard.name}: row 0: layer {LAYER_IDS[0]}: its bytes have" in fault
+    assert loaded_by(READ, *words, result=result) == []
 
 
 TRAINED = """
