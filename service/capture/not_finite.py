@@ -10,6 +10,7 @@ Imports torch: import it lazily.
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -21,6 +22,8 @@ from service.errors import StatesNotFinite
 from service.proof.canary import canary_prompts
 from service.settings import Settings
 from service.store import Store, UnitLease, units
+
+logger = logging.getLogger(__name__)
 
 NAMED = 20
 """Rows that an error names; of more it has a digest."""
@@ -41,7 +44,9 @@ async def settle(
     rejected = [reject for receipt in sealed for reject in receipt.rejected if reject.reason == NOT_FINITE]
     if not rejected:
         return
-    found = _error(lease, [reject.row for reject in rejected], rejected[0].detail)
+    first = min(rejected, key=lambda reject: reject.row)
+    logger.warning("unit %d, row %d: %s", lease.item, first.row, first.detail)
+    found = _error(lease, sorted(reject.row for reject in rejected))
     if not await asyncio.to_thread(store.read, units.is_not_finite, lease, found.problem()):
         raise found
     finite = [(tokens, row) for one in sealed for row, tokens in zip(one.rows, one.num_tokens, strict=True)]
@@ -53,13 +58,10 @@ async def settle(
         raise StatesNotFinite(f"{found.detail}; and other rows no longer are, either")
 
 
-def _error(lease: UnitLease, rows: list[int], first: str) -> StatesNotFinite:
-    """Return the error, in the same words for the same rows."""
-    rows = sorted(rows)
+def _error(lease: UnitLease, rows: list[int]) -> StatesNotFinite:
+    """Return the error, in the same words for the same rows, whatever engines differ in besides."""
     named = ", ".join(map(str, rows[:NAMED]))
     if len(rows) > NAMED:
         named += f" and others ({hashlib.sha256(repr(rows).encode()).hexdigest()[:12]})"
-    return StatesNotFinite(
-        f"unit {lease.item}: {len(rows)} of {lease.num_samples} rows are not finite: {named}; "
-        f"row {rows[0]}: {first}"
-    )
+    detail = f"unit {lease.item}: {len(rows)} of {lease.num_samples} rows are not finite: {named}"
+    return StatesNotFinite(detail)

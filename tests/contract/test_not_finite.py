@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas.job import JobState
+from service.capture.engine import Answer, Prompt
 from service.store import commits, jobs, units, workers
 from tests.contract.test_jobs import assert_whole
 from tests.support.engine_bench import until
@@ -54,6 +55,21 @@ class OverflowingEngine(FakeEngine):
         states_LTH = super()._states(token_ids)
         if len(token_ids) in self.overflows:
             states_LTH[:, :-1] = float("inf")
+        return states_LTH
+
+
+class UnlikeEngine(OverflowingEngine):
+    """Each one answers in another order, and finds another number of tokens not finite."""
+
+    async def run(self, prompt: Prompt) -> Answer:
+        place = len(prompt.token_ids) % UNIT
+        await asyncio.sleep(0.01 * (place if OverflowingEngine.started % 2 else UNIT - place))
+        return await super().run(prompt)
+
+    def _states(self, token_ids: list[int]) -> torch.Tensor:
+        states_LTH = FakeEngine._states(self, token_ids)
+        if len(token_ids) in self.overflows:
+            states_LTH[:, OverflowingEngine.started % 4 : -1] = float("inf")
         return states_LTH
 
 
@@ -124,16 +140,29 @@ def test_a_worker_whose_device_fails_leaves_the_job_to_a_healthy_one(shop: Shop,
     assert_whole(shop, job_id, written=8 * SAMPLES, rejected=0)
 
 
-@pytest.mark.parametrize("overflows", [{7}, {7, 13, 19, 27}, set(range(6, 11))], ids=["one", "each", "unit"])
+@pytest.mark.parametrize(
+    ("engine", "overflows"),
+    [
+        (OverflowingEngine, {7}),
+        (OverflowingEngine, set(range(6, 11))),
+        (UnlikeEngine, {7, 8, 13, 19, 27}),
+        (UnlikeEngine, set(range(6, 11))),
+    ],
+    ids=["one", "unit", "each", "unit, otherwise"],
+)
 def test_a_model_that_overflows_ends_with_those_samples_rejected_by_the_second_engine(
-    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, overflows: set[int]
+    shop: Shop,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: type[OverflowingEngine],
+    overflows: set[int],
 ) -> None:
     """Whatever number of units has such a row, two engines are enough; a third may start beside the second.
 
     A unit may have no other row.
     """
     monkeypatch.setattr(OverflowingEngine, "overflows", overflows)
-    use(shop, OverflowingEngine)
+    use(shop, engine)
     job = shop.run(request(target, rows_of(range(6, 31)), loss="all"))
     assert job.state is JobState.COMPLETED, job.problem
     assert_whole(shop, job.id, written=25 - len(overflows), rejected=len(overflows))
