@@ -9,7 +9,7 @@ from schemas.request import ExtractRequest
 from schemas.schedule import RunOutcome
 from schemas.source import Source
 from service.errors import NotFound
-from service.store import tasks
+from service.store import tasks, units
 from service.store.database import Transaction
 from service.store.schedule_tables import DELETED_SCHEDULE, RUN, SCHEDULE, SCHEDULE_REQUEST
 from service.store.tables import JOB, SHARD
@@ -40,7 +40,8 @@ def source_of(tx: Transaction, number: int) -> tuple[str, str | None, Source]:
 class Posted:
     """Which of the posted samples that an ended job took are in a dataset: all of them if `is_whole`.
 
-    If it only `is_completed`, those that it did not leave to the next run.
+    If it only `is_completed`, those that it did not leave to the next run. Samples that were not finite are
+    in none: that run tries them again, and knows the others of their files.
     """
 
     spool: int
@@ -51,12 +52,17 @@ class Posted:
 def left_by(tx: Transaction, job_id: str) -> Posted | None:
     """Return what happened to a job's posted samples, or None if no schedule owns them any more."""
     state = func.coalesce(RUN.c.job_state, JOB.c.state).label("state")
-    of_job = select(JOB.c.spool, RUN.c.outcome, state).outerjoin(RUN, RUN.c.job_id == JOB.c.id)
+    of_job = select(JOB.c.spool, JOB.c.schedule, RUN.c.outcome, state).outerjoin(
+        RUN, RUN.c.job_id == JOB.c.id
+    )
     row = tx.connection.execute(of_job.where(JOB.c.id == job_id, JOB.c.spool.is_not(None))).one_or_none()
     if row is None:
         return None
     is_completed = row.state is JobState.COMPLETED
-    return Posted(row.spool, is_completed, is_completed and row.outcome is not RunOutcome.CUT_SHORT)
+    is_whole = is_completed and row.outcome is not RunOutcome.CUT_SHORT
+    if is_whole and row.schedule is not None:  # otherwise the next run would know none of its samples
+        is_whole = not units.left_not_finite(tx, job_id)
+    return Posted(row.spool, is_completed, is_whole)
 
 
 def leaving(tx: Transaction, lease: PlanLease) -> dict[str, bool]:

@@ -88,9 +88,13 @@ def is_not_finite(tx: Transaction, lease: UnitLease, problem: Problem) -> bool:
     Or whether the job has rejects for that already.
     """
     place = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
-    if tx.connection.scalar(select(TASK.c.problem).where(place)) == problem:
-        return True
-    rejects = select(REJECT.c.entry).where(REJECT.c.job_id == lease.job_id, REJECT.c.unit.is_not(None))
+    before = tx.connection.scalar(select(TASK.c.problem).where(place))
+    return before == problem or left_not_finite(tx, lease.job_id)
+
+
+def left_not_finite(tx: Transaction, job_id: str) -> bool:
+    """Say whether a job's units have rejected rows as not finite."""
+    rejects = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.unit.is_not(None))
     return any(reject.reason == NOT_FINITE for reject in tx.connection.scalars(rejects))
 
 

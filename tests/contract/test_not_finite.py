@@ -15,8 +15,8 @@ from tests.contract.test_jobs import assert_whole
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
-from tests.support.nights import open_nights
-from tests.support.roles import Capture
+from tests.support.nights import names, open_nights
+from tests.support.roles import Capture, sweep
 
 UNIT = 5
 SAMPLES = 20
@@ -174,20 +174,27 @@ def test_a_model_that_overflows_ends_with_those_samples_rejected_by_the_second_e
     assert {row.attempts for row in shop.store.read(units.of_job, job.id)} == {1}
 
 
+@pytest.mark.parametrize("kind", ["file", "posted"])
 def test_a_sample_that_is_not_finite_comes_again_the_next_night(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """1. A sample is rejected as not finite. 2. On the next night the engine is well: it is written."""
+    """1. Samples are rejected as not finite. 2. The next night the engine is well: they are written once."""
     monkeypatch.setattr(workers, "PAUSES", (0.0, 0.0, 1.0))
     monkeypatch.setattr(OverflowingEngine, "overflows", range(50, 512))
-    nights = open_nights(tmp_path, target, f"sqlite:///{tmp_path / 'quarry.db'}")
-    nights.drop(range(12))
+    request = {"source": {"kind": "posted"}} if kind == "posted" else {}
+    nights = open_nights(tmp_path, target, f"sqlite:///{tmp_path / 'quarry.db'}", request=request)
+    bring = nights.drop if kind == "file" else lambda numbers: nights.post(*numbers)
+    bring(range(12))
     use(nights.shop, OverflowingEngine)
     nights.night()
     progress = nights.job().progress
     lost = progress.samples_rejected
     assert 0 < lost < 12 and progress.samples_written == 12 - lost
     nights.shop.settings = nights.shop.settings.model_copy(update={"engine": FAKE_ENGINE})
-    nights.night()
-    assert nights.job().progress.samples_written == lost
+    for written in (lost, 0):
+        sweep(nights.store, nights.shop.settings)
+        nights.night()
+        assert nights.job().progress.samples_written == written
+    assert nights.once() == names(range(12))
+    assert kind == "file" or not nights.waiting()
     nights.store.close()
