@@ -4,13 +4,14 @@ What an attempt says of its own machine is the worker's fault: an engine that di
 written, a setting that the engine refuses, and an engine that the job was not begun with.
 """
 
-import contextlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from service.capture.held import HeldUnit
 from service.errors import (
     DiskFull,
     EngineDied,
-    IllegalMove,
     NotFound,
     QuarryError,
     StatesNotFinite,
@@ -18,6 +19,7 @@ from service.errors import (
 )
 from service.settings import Settings
 from service.store import HOME, Store, UnitLease, commits, workers
+from service.work.runner import record
 
 
 def is_the_workers(lease: UnitLease, error: QuarryError) -> bool:
@@ -25,15 +27,20 @@ def is_the_workers(lease: UnitLease, error: QuarryError) -> bool:
     return isinstance(error, EngineDied) or (lease.host != HOME and isinstance(error, WriteFailed | DiskFull))
 
 
-def charge(store: Store, settings: Settings, unit: HeldUnit, error: QuarryError) -> None:
-    """Give a unit back whose worker failed, and block what no worker takes any more; raises as both do."""
+def charge(
+    store: Store, settings: Settings, unit: HeldUnit, error: QuarryError, stopped: Callable[[], bool]
+) -> None:
+    """Give a unit back whose worker failed; raises as `engine_died` does.
+
+    Then block what no worker takes any more, also if the store is away meanwhile, unless `stopped`.
+    """
     # Rows that are not finite are rejected by name in the end: no unit is at fault for them.
     is_blamed = unit.alone and isinstance(error, EngineDied) and not isinstance(error, StatesNotFinite)
     lone = unit.session if is_blamed else None
     how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
     for sickness in store.write(workers.engine_died, unit.lease, error, settings.engine_rest_s, **how):
-        with contextlib.suppress(NotFound, IllegalMove):  # it was deleted meanwhile, or has ended
-            store.write(workers.block, sickness)
+        with suppress(NotFound):  # it was deleted meanwhile
+            record(partial(store.write, workers.block, sickness), stopped)
 
 
 def check_engine(lease: UnitLease, now: str | None) -> None:

@@ -1,6 +1,7 @@
 """A worker whose engine dies fails nobody's job: it probes, says so, and rests; a unit at fault is named."""
 
 import asyncio
+import itertools
 import socket
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ import pytest
 
 from schemas.job import JobState
 from service.capture.engine import Answer, Prompt
+from service.errors import StoreUnavailable
 from service.store import jobs, units, workers
+from service.store.database import Transaction
 from service.worker import EXIT_OK, EXIT_RESTS, run_worker
 from tests.contract.test_jobs import assert_whole
 from tests.support.dying_engine import DIES
@@ -102,6 +105,22 @@ def test_the_only_worker_blocks_the_job_with_the_cause_and_a_resume_finishes_it(
     sick.store.write(jobs.resume, job.id)
     assert sick.finish(job.id).state is JobState.COMPLETED
     assert_whole(sick, job.id, written=10, rejected=0)
+
+
+def test_a_job_is_blocked_also_if_the_database_is_away_once_the_death_is_recorded(
+    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DIES, "start")
+    block, asked = workers.block, itertools.count()
+
+    def away_at_first(tx: Transaction, sickness: workers.Sickness) -> None:
+        if next(asked) == 0:
+            raise StoreUnavailable("planted")
+        block(tx, sickness)
+
+    monkeypatch.setattr(workers, "block", away_at_first)
+    sick.patience_s = 30.0  # less than it rests
+    assert sick.run(request(target, conversations(2))).state is JobState.BLOCKED
 
 
 @pytest.mark.parametrize(
