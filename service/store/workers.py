@@ -94,10 +94,9 @@ def leave(tx: Transaction, owner: str) -> bool:
     return bool(rested)
 
 
-def present(tx: Transaction, *, at_home: bool = False) -> set[str]:
-    """Return the owners of the workers that are present, or only of those at the data folder."""
-    query = select(WORKER.c.owner).where(WORKER.c.alive_until > tx.clock)
-    return set(tx.connection.scalars(query.where(WORKER.c.host == HOME) if at_home else query))
+def present(tx: Transaction) -> set[str]:
+    """Return the owners of the workers that are present."""
+    return set(tx.connection.scalars(select(WORKER.c.owner).where(WORKER.c.alive_until > tx.clock)))
 
 
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
@@ -174,9 +173,9 @@ def engine_died(
     Other causes that keep a worker from capturing, such as its own disk, are recorded in the same way.
     `alone`: the unit ran alone; if it is at fault, it fails with a problem that names it. `sound`: the engine
     had captured another unit. Return the sicknesses whose jobs must be blocked because no worker is left that
-    takes the model.
+    takes them.
     """
-    job, _ = tasks.held(tx, lease)
+    tasks.held(tx, lease)
     # Serialized: otherwise two workers that fall sick at once would each count on the other to take the
     # model.
     tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
@@ -190,20 +189,37 @@ def engine_died(
     values = {"model": lease.model, "job_id": lease.job_id, **said}
     new = tx.insert(SICKNESS).values(**key, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=list(key), set_=values))
-    resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
-    takers = present(tx, at_home=not job.is_pushed) - {one.owner for one in resting}
     outcome, problem = Outcome.VOID, error.problem()
     if alone:
         earlier = lease.lone_deaths.sound if lease.lone_deaths else ()
         lone = LoneDeaths(sound=(*earlier, lease.owner) if sound else earlier)
         task = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
         tx.connection.execute(update(TASK).where(task).values(lone_deaths=lone))
-        if is_at_fault(lone.sound, is_only_worker=takers <= {lease.owner}):
+        if is_at_fault(lone.sound, is_only_worker=_takers(tx, lease.job_id) <= {lease.owner}):
             detail = f"engines die on unit {lease.item} when it runs alone, and on no other: {error.detail}"
             cure = f"{LOOK} for what it cannot run; submit a new job without those samples"
             outcome, problem = Outcome.FAIL, type(error)(detail, cure=cure).problem()
     tasks.fail(tx, lease, problem, outcome, max_attempts=1)
-    return [] if takers else resting
+    resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
+    return [one for one in resting if not _takers(tx, one.job_id)]
+
+
+def _takers(tx: Transaction, job_id: str) -> set[str]:
+    """Return the workers that are there and take units of a job.
+
+    They see it, do not rest from its model, and have no engine, or the one that it was begun with.
+    """
+    job = select(JOB.c.publish_subject, JOB.c.provenance, JOB.c.model_sha256).where(JOB.c.id == job_id)
+    row = tx.connection.execute(job).one_or_none()
+    if row is None:
+        return set()  # deleted meanwhile
+    rests = exists().where(SICKNESS.c.owner == WORKER.c.owner, SICKNESS.c.model_sha256 == row.model_sha256)
+    query = select(WORKER.c.owner, WORKER.c.status).where(WORKER.c.alive_until > tx.clock)
+    query = query.where(~rests.where(_rests(tx)))
+    if row.publish_subject == job_id:
+        query = query.where(WORKER.c.host == HOME)
+    there, begun = tx.connection.execute(query).all(), row.provenance
+    return {one.owner for one in there if begun is None or one.status.engine in (None, begun.engine.title)}
 
 
 def pass_on(tx: Transaction, lease: UnitLease, problem: Problem) -> None:
@@ -211,11 +227,8 @@ def pass_on(tx: Transaction, lease: UnitLease, problem: Problem) -> None:
 
     The other workers that are there and hold no engine now may have that one. Raises LeaseLost.
     """
-    job, _ = tasks.held(tx, lease)
-    engine = None if job.provenance is None else job.provenance.engine.title
-    there = present(tx, at_home=not job.is_pushed) - {lease.owner}
-    held = tx.connection.execute(select(WORKER.c.owner, WORKER.c.status).where(WORKER.c.owner.in_(there)))
-    others = [row.owner for row in held if row.status.engine in (None, engine)]
+    tasks.held(tx, lease)
+    others = _takers(tx, lease.job_id) - {lease.owner}
     tasks.fail(tx, lease, problem, Outcome.VOID if others else Outcome.BLOCK, max_attempts=1)
 
 

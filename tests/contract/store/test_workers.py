@@ -8,8 +8,9 @@ import pytest
 
 from schemas.identity import Identity
 from schemas.job import JobState
+from schemas.worker import WorkerStatus
 from service.errors import EngineDied
-from service.store import Store, UnitLease, jobs, tasks, units, workers
+from service.store import HOME, Store, UnitLease, jobs, tasks, units, workers
 from service.store.workers import PAUSES, Sickness, is_at_fault
 from tests.support.store_cases import IDENTITY, TTL_S, Clock, commit, job_id, lease_unit, start_units
 
@@ -134,6 +135,32 @@ def test_when_the_last_of_two_workers_falls_sick_the_jobs_of_both_are_blocked(
         job = store.read(jobs.job, job_id(number))
         assert job.state is JobState.BLOCKED and job.problem is not None
         assert "no other worker takes the model: why" in job.problem.detail
+
+
+def test_a_job_that_a_healthy_worker_takes_is_not_blocked_with_one_that_it_does_not_see(
+    store: Store, clock: Clock
+) -> None:
+    """1. Away from the data folder one worker rests, and one is well. 2. The only one at home rests, too."""
+    start_units(store, 3, repo_id="org/name")
+    start_units(store, 3, number=2)
+    store.write(workers.beat, "healthy", 10 * REST_S, host=2)
+    untaken: list[Sickness] = []
+    for owner, number, host in (("away", 1, 1), ("home", 2, HOME)):
+        for _ in range(3):
+            clock.advance(LONGER_S)
+            store.write(workers.beat, owner, TTL_S, host=host)
+            lease = units.lease(store, owner, TTL_S, prefer_job=job_id(number), host=host)
+            assert lease is not None
+            untaken += die(store, lease)
+    assert [(one.owner, one.job_id) for one in untaken] == [("home", job_id(2))]
+
+
+def test_a_worker_that_cannot_go_on_with_a_job_counts_as_none_for_it(store: Store, clock: Clock) -> None:
+    """1. A job is begun with one engine. 2. That of its worker dies; the other worker has another one."""
+    start_units(store, 4)
+    commit(store, lease_unit(store, "one"))
+    store.write(workers.beat, "two", 10 * REST_S, status=WorkerStatus(engine="vllm 0.33.0"))
+    assert [one.job_id for one in fall_sick(store, clock, "one")] == [job_id(1)]
 
 
 def test_a_worker_that_ends_says_whether_it_rested(store: Store, clock: Clock) -> None:
