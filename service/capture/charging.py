@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from service.capture.held import HeldUnit
+from service.capture.session import EngineSession
 from service.errors import (
     DiskFull,
     EngineDied,
@@ -43,8 +44,8 @@ def charge(
             record(partial(store.write, workers.block, sickness), stopped)
 
 
-def check_engine(lease: UnitLease, now: str | None) -> None:
-    """Raise EngineChanged where a unit's job was begun with another engine than this worker's, if known."""
-    was = lease.engine
-    if was is not None and now is not None and was != now:
+def check_engine(lease: UnitLease, session: EngineSession) -> None:
+    """Raise EngineChanged where a unit's job was begun with another engine than this worker's."""
+    was, now = lease.engine, session.engine.info.title
+    if was is not None and was != now:
         raise commits.other_engine(lease.job_id, was, now)

@@ -253,7 +253,8 @@ class Capture:
         If another engine is needed, the units of the old one finish first.
         """
         session, lease = self._engine.session, unit.lease
-        check_engine(lease, self._engine.engine)
+        if session is not None:
+            check_engine(lease, session)
         if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
             return session
         # The worker's start does not wait for the import of torch and the engine.
@@ -273,7 +274,7 @@ class Capture:
                 self._news.set()
                 session = await self._engine.start(lease, spec, head)
                 self._news.set()
-                check_engine(lease, self._engine.engine)
+                check_engine(lease, session)
             try:
                 if not await canary.has_passed(session):
                     spec = await inspect()

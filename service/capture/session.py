@@ -116,8 +116,6 @@ class EngineSlot:
         """Begin without a session."""
         self._settings = settings
         self.session: EngineSession | None = None
-        self.engine: str | None = None
-        """Name and version of the engine that this worker starts, once it has started one."""
         self._running = AsyncExitStack()
         """Stops the engine, then closes its link."""
 
@@ -176,7 +174,7 @@ class EngineSlot:
             await self.check_unchanged(lease)
             self._running = starting.pop_all()
         ENGINE.enter("idle")
-        self.session, self.engine = EngineSession(spec, engine, link, head), engine.info.title
+        self.session = EngineSession(spec, engine, link, head)
         return self.session
 
     async def stop(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from schemas.job import JobState
 from service import host
 from service.capture import attempt_files
-from service.capture.engine import EngineSpec
+from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.engine_options import check_engine_options
 from service.capture.link import EngineLink
 from service.settings import Settings
@@ -108,9 +108,16 @@ def test_a_machine_whose_scratch_cannot_be_written_rests_and_the_others_capture_
 class NewerEngine(FakeEngine):
     """Of a worker that was upgraded."""
 
+    dies = False
+
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         await super().start(spec, settings, link)
         self.info = self.info.model_copy(update={"version": "2"})
+
+    async def run(self, prompt: Prompt) -> Answer:
+        if NewerEngine.dies:
+            self.die()
+        return await super().run(prompt)
 
 
 class MisspeltEngine(FakeEngine):
@@ -151,11 +158,8 @@ def both(shop: Shop, sick: Capture, healthy: Capture, job_ids: list[str]) -> Non
     assert all(job.progress.is_captured for job in found), [job.problem for job in found]
 
 
-def test_a_job_whose_engine_no_worker_has_any_more_is_blocked_until_one_comes(
-    shop: Shop, target: Path
-) -> None:
-    """1. A job is begun. 2. The only worker was upgraded. 3. One with the old engine resumes it."""
-    job_id = pushed(shop, target, "begun")
+def begin(shop: Shop, job_id: str) -> None:
+    """Capture a part of a job."""
 
     async def begun() -> None:
         loop = Capture(shop.store, shop.settings.model_copy(update={"units_in_flight": 1}), "old")
@@ -165,6 +169,15 @@ def test_a_job_whose_engine_no_worker_has_any_more_is_blocked_until_one_comes(
         await running
 
     asyncio.run(asyncio.wait_for(begun(), 60))
+
+
+def test_a_job_whose_engine_no_worker_has_any_more_is_blocked_until_one_comes(
+    shop: Shop, target: Path
+) -> None:
+    """1. A job is begun. 2. The only worker was upgraded. 3. One with the old engine resumes it."""
+    job_id = pushed(shop, target, "begun")
+
+    begin(shop, job_id)
     old = shop.settings
     shop.settings = old.model_copy(update={"engine": f"{__name__}:NewerEngine"})
     shop.capture(job_id)
@@ -176,3 +189,30 @@ def test_a_job_whose_engine_no_worker_has_any_more_is_blocked_until_one_comes(
     shop.store.write(jobs.resume, job_id)
     shop.capture(job_id)
     assert shop.store.read(jobs.job, job_id).progress.is_captured
+
+
+def test_two_workers_with_another_engine_do_not_leave_a_job_to_each_other_for_ever(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A job is begun. 2. The engines of two newer workers die on another. 3. Only the first is left."""
+    job_id, other = pushed(shop, target, "begun"), pushed(shop, target, "other")
+    begin(shop, job_id)
+    shop.store.write(jobs.pause, job_id)
+    monkeypatch.setattr(NewerEngine, "dies", True)
+    named = f"{__name__}:NewerEngine"
+    changes = {"engine": named, "units_in_flight": 1, "lease_s": 2.0, "engine_rest_s": 360_000.0}
+    newer = shop.settings.model_copy(update=changes)
+
+    async def blocked() -> None:
+        loops = [Capture(shop.store, newer, owner) for owner in ("one", "two")]
+        running = [asyncio.create_task(loop.run()) for loop in loops]
+        await until(lambda: len(shop.store.read(workers.sick)) == len(loops))
+        await asyncio.to_thread(shop.store.write, jobs.cancel, other)
+        NewerEngine.dies = False
+        await asyncio.to_thread(shop.store.write, jobs.resume, job_id)
+        await until(lambda: shop.store.read(jobs.state, job_id) is JobState.BLOCKED)
+        for loop in loops:
+            loop.stop.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(asyncio.wait_for(blocked(), 60))
