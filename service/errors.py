@@ -267,7 +267,7 @@ class StatesNotFinite(EngineDied):
     """The engine yields NaN or infinity. Another one is started, to confirm the same rows."""
 
     title = "States are not finite"
-    usual_cure = "nothing to do: another engine runs the unit again; if this persists, check the GPU"
+    usual_cure = "check the GPU, unless the next engine finds the same rows so and rejects them"
 
 
 class StatesWrong(QuarryError):

@@ -115,6 +115,8 @@ def test_a_device_that_fails_with_every_engine_blocks_the_job_and_a_resume_loses
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert job.problem.type == "urn:quarry:states-not-finite"
     assert "rows are not finite" in job.problem.detail
+    assert job.problem.cure is not None and job.problem.cure.startswith("check the GPU")
+    assert job.problem.cure.endswith("; then resume")
     assert job.progress.samples_rejected == job.progress.units_failed == 0
     shop.settings = shop.settings.model_copy(update={"engine": FAKE_ENGINE})
     shop.store.write(jobs.resume, job.id)
