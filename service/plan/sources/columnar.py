@@ -15,31 +15,35 @@ from schemas.source import Sample
 from service.plan.sources.conversations import read_row
 from service.plan.sources.rows import RejectReason, RowReject
 
-_RENDERED = ("messages", "conversations", "tools")
+_TOKENS = frozenset({"token_ids", "input_ids", "loss_mask"})
+"""Long columns of plain numbers."""
 
 
 def read_columns(
     row: Mapping[str, Any], schema: pa.Schema | None, labels: Sequence[str]
 ) -> tuple[str | None, Sample | RowReject]:
     """Return what `read_row` returns of a row whose columns have these types, if they are known."""
-    try:
-        objects = {
-            name: _plain(row[name], None if schema is None else schema.field(name).type)
-            for name in _RENDERED
-            if row.get(name) is not None
-        }
-    except (ValueError, LookupError, RecursionError) as error:
-        return None, RowReject(RejectReason.INVALID_SAMPLE, f"a column of objects cannot be read: {error}")
-    return read_row({**row, **objects}, labels)
+    plain = dict(row)
+    for name in [name for name in row if name not in _TOKENS]:
+        try:
+            plain[name] = _plain(row[name], None if schema is None else schema.field(name).type)
+        except (ValueError, LookupError, RecursionError) as error:
+            return None, RowReject(RejectReason.INVALID_SAMPLE, f"{name}: cannot be read: {error}")
+    return read_row(plain, labels)
 
 
 def _plain(value: Any, kind: pa.DataType | None) -> Any:  # noqa: ANN401 - whatever a column holds
-    """Return a value without null members of objects, and with its JSON decoded; that keeps its nulls."""
+    """Return a value without null members of structs, and with its JSON decoded.
+
+    JSON keeps its nulls, and so does a map, which becomes an object.
+    """
     if isinstance(kind, pa.JsonType):
         return json.loads(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):
         return {key: _plain(held, _member(kind, key)) for key, held in value.items() if held is not None}
     if isinstance(value, list):
+        if isinstance(kind, pa.MapType):
+            return {key: _plain(held, kind.item_type) for key, held in value}
         return [_plain(held, None if kind is None else _item(kind)) for held in value]
     return value
 

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from schemas.source import Sample
+from service.plan.sources.conversations import read_row
 from tests.support.fake_hub import FakeHub
 from tests.unit.plan.test_hub_sources import rows
 from tests.unit.plan.test_sources import ANSWER, ASK, jsonl, parquet, rows_of
@@ -52,6 +55,28 @@ def test_columns_give_the_calls_and_tools_that_lines_give(
     read = rows_of(tmp_path, write(tmp_path / "columns.parquet", CALLED))
     assert [row.content for row in read] == [row.content for row in expected]
     assert isinstance(read[0].content, Sample) and read[0].content.tools == (CALLED[0]["tools"][0],)
+
+
+def test_text_and_ids_that_are_json_are_those_of_the_lines(tmp_path: Path) -> None:
+    """What varies by row is JSON in any column: a text beside lists of parts, an id beside numbers."""
+    texts = [{"id": "a", "text": "x"}, {"id": 2, "text": [{"type": "text", "text": "y"}]}]
+    expected = rows_of(tmp_path, jsonl(tmp_path / "lines.jsonl", *texts))
+    assert rows_of(tmp_path, of_datasets(tmp_path / "columns.parquet", texts)) == expected
+
+
+def test_a_map_is_an_object_that_keeps_its_nulls(tmp_path: Path) -> None:
+    expected = read_row(CALLED[0] | {"tools": [{"name": "weather", "default": None}]})[1]
+    arguments = pa.map_(pa.string(), pa.string())
+    function = pa.struct({"name": pa.string(), "arguments": arguments})
+    calls = pa.list_(pa.struct({"type": pa.string(), "function": function}))
+    message = pa.struct({"role": pa.string(), "content": pa.string(), "tool_calls": calls})
+    columns = {
+        "messages": pa.array([CALLED[0]["messages"]], pa.list_(message)),
+        "tools": pa.array([[{"name": "weather", "default": None}]], pa.list_(arguments)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "columns.parquet")
+    [row] = rows_of(tmp_path, "columns.parquet")
+    assert row.content == expected
 
 
 def test_columns_of_a_dataset_on_the_hub_give_them_too(hub: FakeHub, tmp_path: Path) -> None:
