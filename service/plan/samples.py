@@ -303,9 +303,9 @@ def _for_template(message: Message) -> dict[str, Any]:
         seen |= dict.fromkeys(THOUGHTS, message.reasoning_content)
     for call in seen.get("tool_calls", ()):
         function = call.get("function")
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        if isinstance(function, dict) and isinstance(arguments := function.get("arguments") or "{}", str):
             try:
-                function["arguments"] = json.loads(function["arguments"])
+                function["arguments"] = json.loads(arguments)
             except (ValueError, RecursionError):
                 continue
     return seen

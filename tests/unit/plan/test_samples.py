@@ -356,6 +356,7 @@ def test_call_arguments_given_as_json_text_reach_the_template_as_an_object(tmp_p
 
     assert with_arguments('{"a": [1, 2]}') == with_arguments({"a": [1, 2]}) != with_arguments("no json")
     assert with_arguments("[" * 100_000)
+    assert with_arguments(None) == with_arguments("") == with_arguments({})
 
 
 def test_the_day_does_not_change_the_tokens(tmp_path: Path) -> None:
