@@ -92,7 +92,10 @@ def _label(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     holds_json = isinstance(value, bool | int | float | list | dict)
-    return json.dumps(value, default=str) if holds_json else str(value)
+    try:
+        return json.dumps(value, default=str) if holds_json else str(value)
+    except RecursionError as error:
+        raise RejectedError(RejectReason.INVALID_SAMPLE, f"labels: nested too deep: {error}") from error
 
 
 def _first(row: Mapping[str, Any], *names: str) -> object:
@@ -132,14 +135,18 @@ def _openai_message(turn: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: turn[key] for key in Message.model_fields if turn.get(key) is not None and turn[key] != []}
     if turn.get(FUNCTION_CALL) is not None:
         raise RejectedError(RejectReason.BAD_TOOL_CALL, "messages: give 'tool_calls' for 'function_call'")
-    if turn["role"] == "assistant" and turn.get("weight", 1) in (0, False):
-        detail = "messages: 'weight' is not read: leave the turn out, or give 'token_ids' and a 'loss_mask'"
-        raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
-    if (thought := _first(turn, *THOUGHTS)) is not None:
-        kept[THOUGHTS[0]] = thought
+    _check_weight(turn, turn["role"], "messages")
+    if thoughts := [turn[name] for name in THOUGHTS if turn.get(name) is not None]:
+        kept[THOUGHTS[0]] = next(filter(None, thoughts), thoughts[0])
     if "content" in kept:
         kept["content"] = _text(kept["content"])
     return kept
+
+
+def _check_weight(turn: Mapping[str, Any], role: str, column: str) -> None:
+    if role == "assistant" and turn.get("weight", 1) in (0, False):
+        detail = f"{column}: 'weight' is not read: leave the turn out, or give 'token_ids' and a 'loss_mask'"
+        raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
 
 
 def _sharegpt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -153,9 +160,10 @@ def _sharegpt_message(turn: Mapping[str, Any]) -> dict[str, Any]:
     speaker, value = turn.get("from"), turn.get("value")
     if speaker is None and turn.get("role") is not None:
         return _openai_message(turn)
-    if speaker == FUNCTION_CALL:
-        return {"role": "assistant", "tool_calls": _function_calls(value)}
     role = _role(speaker, SPEAKERS, "conversations: speaker")
+    _check_weight(turn, role, "conversations")
+    if speaker == FUNCTION_CALL:
+        return {"role": role, "tool_calls": _function_calls(value)}
     if value is None:
         detail = f"conversations: a turn of {speaker!r} has no 'value'"
         raise RejectedError(RejectReason.NOT_TEXT, detail)

@@ -81,7 +81,8 @@ def test_reasoning_tool_calls_and_tools_are_kept(tools: Any) -> None:
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_is_read_by_each_of_its_names(name: str) -> None:
-    (turn,) = turns(read_row({"messages": [{"role": "assistant", "content": "4", name: "hm"}]})[1])
+    others = {"reasoning_content": "", "reasoning": None}
+    (turn,) = turns(read_row({"messages": [{"role": "assistant", "content": "4", **others, name: "hm"}]})[1])
     assert turn == {"role": "assistant", "content": "4", "reasoning_content": "hm"}
 
 
@@ -129,6 +130,7 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
         ({"input_ids": [1, 2], "assistant_masks": [0, 1]}, RejectReason.INVALID_SAMPLE),
         ({"prompt": "x", "completion": "y"}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK, ANSWER | {"weight": 0}]}, RejectReason.INVALID_SAMPLE),
+        ({"conversations": [ASK, {"from": "gpt", "value": "a", "weight": 0.0}]}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK, ANSWER | {"function_call": {"name": "f"}}]}, RejectReason.BAD_TOOL_CALL),
         ({"messages": [ASK, ANSWER | {"thinking": 3}]}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK, ANSWER | {"tool_calls": [nested(65)]}]}, RejectReason.INVALID_SAMPLE),
@@ -144,6 +146,11 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
 def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -> None:
     content = read_row(row)[1]
     assert isinstance(content, RowReject) and content.reason is expected
+
+
+def test_a_label_nested_too_deep_is_a_reject() -> None:
+    content = read_row({"text": "x", "topic": nested(2000)}, ["topic"])[1]
+    assert isinstance(content, RowReject) and content.detail.startswith("labels: nested too deep")
 
 
 def test_a_reject_says_where_in_the_row_the_fault_is() -> None:
