@@ -8,6 +8,8 @@ from service.proof.tally import Finding
 
 _DATA_FOLDERS = frozenset({"data", "index", MANIFEST_FOLDER})
 _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
+_UNFINISHED = f"{MANIFEST_FOLDER}/."
+"""How the path of a manifest begins while it is written, or where its writer was killed."""
 
 
 def is_manifest(path: str) -> bool:
@@ -27,19 +29,20 @@ def strays(
     found, others = list[Finding](), set[str]()
     for name in paths:
         path = PurePosixPath(name)
-        if name in named or is_manifest(name):
+        if name in named or is_manifest(name) or name.startswith(_UNFINISHED):
             continue
         if name == FINAL_NORM_PATH and not complete:
             continue  # stored before the first manifest
-        if (job_id := _job_of(path)) is not None and job_id not in complete:
+        if (job_id := job_of(name)) is not None and job_id not in complete:
             others.add(job_id)
         elif path.parts[0] in _DATA_FOLDERS or path.suffix in _DATA_SUFFIXES:
             found.append(Finding(path=name, what="no manifest names this file"))
     return found, tuple(sorted(others))
 
 
-def _job_of(path: PurePosixPath) -> str | None:
+def job_of(name: str) -> str | None:
     """Return the job whose folders, or counts of tokens, a path is in."""
+    path = PurePosixPath(name)
     folders = set(map(str, path.parents))
     for part in filter(is_job_id, (*path.parts[1:2], path.stem)):
         if str(path) == token_freq_path(part) or not folders.isdisjoint(job_folders(part)):

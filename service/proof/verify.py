@@ -17,11 +17,13 @@ from pydantic import Field, computed_field
 from schemas.base import Wire
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
+from schemas.dataset.files import LocalFile
 from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import CheckReport, Manifest, read_manifest
+from schemas.dataset.norm import read_norm_file
 from schemas.dataset.seal import BLOCK_BYTES, sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
-from schemas.names import JOBS_PATH, index_path, is_inside, manifest_path, token_freq_path
+from schemas.names import FINAL_NORM_PATH, JOBS_PATH, index_path, is_inside, manifest_path, token_freq_path
 from service.artifacts.dataset_files import Files, LocalFiles
 from service.errors import EngineRefused, NotFound
 from service.proof.head import Head
@@ -148,7 +150,7 @@ def verify_dataset(
     begun_at = files.paths()
     rows: dict[str, JobEntry] = {}
     jobs = list(read_manifests(files, findings, rows))
-    findings += [Finding(path=JOBS_PATH, what=what) for what in table_faults(files, rows)]
+    findings += [Finding(path=JOBS_PATH, what=what) for what in table_faults(files, rows, begun_at)]
     sums = dict.fromkeys(SUMMED, 0)
     max_error = 0.0
     heads: dict[str, Head] = {}
@@ -222,6 +224,7 @@ def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
         "totals.bytes": (totals.bytes, sum(entry.bytes for entry in job.shards)),
         "checks.rows_checked": (job.checks.rows_checked, rows),
         "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
+        "extras": (sorted(e.path for e in job.extras), [FINAL_NORM_PATH, token_freq_path(job_id)]),
     }
     for name, (stated, expected) in pairs.items():
         if stated != expected:
@@ -298,7 +301,10 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
     extras = [path for path in rest if is_inside(path)]
     reading.note(None)
     with files.held(extras) as folder:
-        _faults(rest.values(), folder, tally, reading)
+        if not _faults(rest.values(), folder, tally, reading):
+            reading.note(FINAL_NORM_PATH)
+            for what in _norm_faults(folder, job, head):
+                tally.fault(FINAL_NORM_PATH, what)
         if tally.consumed_shards:
             return tally  # the sums over their rows are no longer known
         if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
@@ -307,6 +313,18 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
         reading.note(token_freq_path(job.provenance.job_id))
         _compare_token_counts(folder, job, tally)
     return tally
+
+
+def _norm_faults(folder: Path, job: Manifest, head: Head | None) -> Iterator[str]:
+    made = job.provenance
+    try:
+        file = LocalFile(folder / FINAL_NORM_PATH)
+        norm = read_norm_file(file, FINAL_NORM_PATH, made.final_norm, made.identity.hidden_size)
+    except (DatasetError, OSError) as error:
+        yield f"cannot be read: {error}"
+        return
+    if head is not None and not norm.weight_H.to(head.dtype).equal(head.norm_weight):
+        yield "its weight is not the model's"
 
 
 def _went(folder: Path, shards: Collection[str]) -> bool:

@@ -1,6 +1,7 @@
 """`jobs.json` of a dataset, held against the manifests that are there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePosixPath
 
 from pydantic import ValidationError
 
@@ -9,12 +10,15 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, JobsTable
 from schemas.names import JOBS_PATH
 from service.artifacts.dataset_files import Files, HubFiles, read_file
+from service.proof.strays import job_of
 
 
-def table_faults(files: Files, told: Mapping[str, JobEntry]) -> Iterator[str]:
+def table_faults(files: Files, told: Mapping[str, JobEntry], begun_at: Collection[str]) -> Iterator[str]:
     """Yield what is wrong with the table, if there is one; `told` is what it should say of each manifest.
 
-    What is wrong with it ends the next push, or gives a wrong card. Raises OptionRefused, HubUnavailable.
+    `begun_at` are the files that were there before the manifests were read: more may have come meanwhile.
+    What is wrong with the table ends the next push, or gives a wrong card; a manifest that it lists beside
+    the job's files was lost. Raises OptionRefused, HubUnavailable.
     """
     paths = set(files.paths())
     if JOBS_PATH not in paths:
@@ -29,11 +33,15 @@ def table_faults(files: Files, told: Mapping[str, JobEntry]) -> Iterator[str]:
         return
     rows = table.counting({path: row.manifest.sha256 for path, row in told.items()})
     stale = {row.manifest.path for row in table.jobs if rows.get(row.manifest.path) != row}
-    for path in sorted(stale & paths):
+    for path in sorted(stale.intersection(begun_at)):
         yield f"lists {path} as it is not there"
+    gone = stale - paths.union(begun_at)
     # A folder may hold some of the jobs, or those of several folders: a push of it writes another table.
+    if not isinstance(files, HubFiles):
+        begun = set(map(job_of, paths))
+        gone = {path for path in gone if PurePosixPath(path).stem in begun}
+    yield from (f"lists {path}, which is not there" for path in sorted(gone))
     if isinstance(files, HubFiles):
-        yield from (f"lists {path}, which is not there" for path in sorted(stale - paths))
         yield from (
             f"does not list {path} as it is there" for path in sorted(told.keys() - rows.keys() - stale)
         )

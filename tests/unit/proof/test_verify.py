@@ -161,7 +161,8 @@ def test_a_data_file_that_no_manifest_names_is_named(dataset, path):
 
 
 def test_files_of_tools_and_the_card_are_no_data(dataset):
-    for path in (".quarry/quarry.db", ".cache/huggingface/x.parquet", ".gitattributes", "LICENSE"):
+    tools = (".quarry/quarry.db", ".cache/huggingface/x.parquet", ".gitattributes")
+    for path in (*tools, "LICENSE", f"manifests/.{BEGUN}.json.1.tmp"):
         (dataset.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (dataset.folder / path).write_bytes(b"x")
     assert dataset.verify().ok

@@ -5,9 +5,12 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load, save
 
 from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
+from schemas.names import FINAL_NORM_PATH
 from service.errors import EngineRefused
 from service.proof.verify import Reading, verify_dataset
 from tests.support.reference_models import TinyModel
@@ -85,6 +88,7 @@ def test_a_witness_that_is_absent_is_named(dataset, change):
         (lambda body: body["provenance"]["identity"].update(revision="f" * 40), "identity_sha256 is"),
         (lambda body: body["provenance"]["final_norm"].update(kind="layernorm"), "its final_norm is not"),
         (lambda body: body["indexes"].pop(), "indexes is"),
+        (lambda body: body["extras"].pop(0), "extras is"),
         (lambda body: body["shards"].append(body["shards"][0]), "2 times"),
         (lambda body: body["shards"][0].update(rows=4), "5 rows of 74 tokens, the manifest says 4 of 74"),
         (lambda body: body["shards"][0].update(path="../secret.parquet"), "a path that leaves the dataset"),
@@ -98,6 +102,22 @@ def test_a_witness_that_is_absent_is_named(dataset, change):
 def test_a_manifest_that_contradicts_itself_or_the_files_is_named(dataset, change, what):
     dataset.edit_manifest(change)
     assert what in said(dataset.verify(model_folder=None))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda weight_H: weight_H * 2, "its weight is not the model's"),
+        (lambda weight_H: weight_H[1:], "cannot be read: final_norm.safetensors holds"),
+    ],
+)
+def test_a_final_norm_that_is_not_the_models_is_named(dataset, change, what):
+    path = dataset.folder / FINAL_NORM_PATH
+    path.write_bytes(save({"weight": change(load(path.read_bytes())["weight"])}))
+    sha256, num_bytes = sha256_of(path)
+    entry = {"path": FINAL_NORM_PATH, "sha256": sha256, "bytes": num_bytes}
+    dataset.edit_manifest(lambda body: body["extras"].__setitem__(0, entry))
+    assert said(dataset.verify()).startswith(f"{FINAL_NORM_PATH}: {what}")
 
 
 def test_a_manifest_changed_by_hand_does_not_fit_its_own_hash(dataset):

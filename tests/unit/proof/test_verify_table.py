@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, table_of
 from schemas.dataset.manifest import read_manifest
-from schemas.names import JOBS_PATH
-from service.artifacts.dataset_files import HubFiles
+from schemas.names import JOBS_PATH, manifest_path, shard_path
+from service.artifacts.dataset_files import HubFiles, LocalFiles
 from service.proof.verify import verify_dataset
 from tests.support.fake_hub import FakeHub
 from tests.unit.proof.made_dataset import MANIFEST, Dataset, said
@@ -95,6 +96,28 @@ def test_a_table_of_other_jobs_is_a_fault_of_a_repository_alone(
         hub.add_repo("org/states", tree)
         report = verify_dataset(HubFiles("org/states", endpoint=hub.url))
     assert said(report) == f"{JOBS_PATH}: {what}"
+
+
+def test_a_manifest_that_was_lost_from_a_folder_is_named_where_files_of_its_job_are(dataset: Dataset) -> None:
+    write_table(dataset.folder, add_one_that_is_gone)
+    (dataset.folder / shard_path(GONE, 0)).parent.mkdir()
+    (dataset.folder / shard_path(GONE, 0)).write_bytes(b"x")
+    report = dataset.verify(model_folder=None)
+    assert said(report) == f"{JOBS_PATH}: lists manifests/{GONE}.json, which is not there"
+    assert report.not_complete == (GONE,)
+
+
+def test_a_job_that_is_published_while_the_manifests_are_read_is_no_fault(dataset: Dataset) -> None:
+    class Published(LocalFiles):
+        @contextmanager
+        def held(self, paths: Iterable[str]) -> Iterator[Path]:
+            """Let the other job's manifest and row come after the manifests were listed."""
+            (dataset.folder / manifest_path(GONE)).write_text("{}")
+            write_table(dataset.folder, add_one_that_is_gone)
+            yield dataset.folder
+
+    report = verify_dataset(Published(dataset.folder))
+    assert report.ok, said(report)
 
 
 def test_a_manifest_that_cannot_be_read_is_named_with_its_row(dataset: Dataset) -> None:
