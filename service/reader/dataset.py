@@ -47,8 +47,9 @@ class QuarryDataset(Rows):
             pin_memory: read states straight into pinned memory.
             direct: read local shards with O_DIRECT, bypassing the page cache. Useful if the shards together
                 are larger than memory: it takes less CPU than reading from disk through the cache.
-            check: compare every layer that is read with the checksum in its shard; a mismatch raises
-                ReaderError, which names shard, row and layer.
+            check: compare every index with its manifest's sha256, and every layer that is read with the
+                checksum in its shard; a mismatch raises ReaderError, which names the file, and of a layer the
+                row.
 
         Raises:
             ReaderError: no dataset, no complete job, a named job is not complete, no job since then, or the
@@ -68,7 +69,7 @@ class QuarryDataset(Rows):
         super().__init__(
             files,
             [entry for job in jobs_read for entry in job.shards],
-            read_places(files, self._indexes),
+            read_places(files, self._indexes, check=check),
             view,
             pin_memory=pin_memory,
             direct=direct,

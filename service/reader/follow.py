@@ -310,7 +310,8 @@ class _Unit:
         """The unit's rows."""
         (unit,) = self._page.units
         assert unit.index is not None, "a unit with rows has an index"  # noqa: S101
-        return self._rows_of(self, unit.shards, read_places(self, [unit.index]))
+        places = read_places(self, [unit.index], check=self._rows_of.keywords["check"])
+        return self._rows_of(self, unit.shards, places)
 
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
         """Open a file; wait for it if it was committed and has not arrived yet.

@@ -1,5 +1,6 @@
 """The place of every row of a dataset, from the index files, which hold token ids and masks but no states."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from schemas.dataset.columns import INDEX_SCHEMA, LABEL_PREFIX
 from schemas.dataset.entries import FileEntry
+from schemas.dataset.files import RangeFile
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
 from service.artifacts.dataset_files import Opens, open_named
@@ -50,11 +52,11 @@ class Places:
         return {name: self._columns[name][number].as_py() for name in _LIGHT}
 
 
-def read_places(files: Opens, indexes: Sequence[FileEntry]) -> Places:
-    """Read one or more indexes. Raises ReaderError."""
+def read_places(files: Opens, indexes: Sequence[FileEntry], *, check: bool = False) -> Places:
+    """Read one or more indexes; with `check`, hold each against its sha256. Raises ReaderError."""
     # Chunks are not combined: a list array has 32-bit offsets, and a dataset may hold more tokens than that.
     # A row's chunk is found by bisection.
-    return Places(pa.concat_tables([_read_index(files, entry) for entry in indexes]))
+    return Places(pa.concat_tables([_read_index(files, entry, check) for entry in indexes]))
 
 
 def read_labels(files: Opens, indexes: Sequence[FileEntry], name: str) -> list[str | None]:
@@ -70,10 +72,12 @@ def read_labels(files: Opens, indexes: Sequence[FileEntry], name: str) -> list[s
     return values
 
 
-def _read_index(files: Opens, entry: FileEntry) -> pa.Table:
+def _read_index(files: Opens, entry: FileEntry, check: bool) -> pa.Table:
     """Read the columns `COLUMNS` of an index. Raises ReaderError if it is unreadable or inconsistent."""
     try:
-        table = read_table(open_named(files, entry).arrow(), columns=COLUMNS).select(COLUMNS)
+        file = open_named(files, entry)
+        source = _checked(file, entry) if check else file.arrow()
+        table = read_table(source, columns=COLUMNS).select(COLUMNS)
     except (OSError, MemoryError, pa.ArrowException) as error:
         raise ReaderError(f"{entry.path} cannot be read: {error}") from error
     if not table.schema.equals(_SCHEMA):
@@ -82,6 +86,14 @@ def _read_index(files: Opens, entry: FileEntry) -> pa.Table:
         if not pc.list_value_length(table[name]).equals(table["num_tokens"]):
             raise ReaderError(f"{entry.path}: {name} and num_tokens differ in length")
     return table
+
+
+def _checked(file: RangeFile, entry: FileEntry) -> pa.BufferReader:
+    """Return the content of a file. Raises ReaderError if it is not what was sealed."""
+    content = file.read(0, file.num_bytes)
+    if (sha256 := hashlib.sha256(content.data).hexdigest()) != entry.sha256:
+        raise ReaderError(f"{entry.path} has sha256 {sha256}, {entry.sha256} was sealed")
+    return pa.BufferReader(content)
 
 
 _LIGHT = ["sample_id", "source_id", "prompt_tokens"]

@@ -76,3 +76,15 @@ def test_a_stream_checks_as_its_dataset_does(plain, tmp_path):
     job_id = next(iter(QuarryDataset(folder).manifests))
     with pytest.raises(ReaderError, match=f"row {ROW}: layer {LAYER}: its bytes"):
         list(QuarryStream.follow(folder, job_id, Eagle3(), rank=0, world_size=1, check=True))
+
+
+def test_an_index_whose_bytes_are_not_those_sealed_is_named(plain, tmp_path):
+    folder, _ = copied(plain, tmp_path / "copy")
+    index = min(folder.glob("index/*/*.parquet"))
+    flip_bit(index, page(index, 0, "input_ids")[1] - 3)
+    told = rf"index/.*/{index.name} has sha256 [0-9a-f]+, [0-9a-f]+ was sealed"
+    with pytest.raises(ReaderError, match=told):
+        QuarryDataset(folder, check=True)
+    follower = QuarryStream.follow(folder, index.parent.name, rank=0, world_size=1, check=True)
+    with pytest.raises(ReaderError, match=told):
+        next(iter(follower))
