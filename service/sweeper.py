@@ -50,6 +50,8 @@ def run_sweep(
     if host != HOME:
         return False
     store.write(clock.set_right, settings.lease_s, settings.engine_rest_s)
+    with attempt("setting the slots of schedules right"):
+        store.write(clock.set_slots_right)
     for job_id in store.read(consumers.consumed):  # includes completed jobs, whose folder is gone
         with one_of_many("sweeping", store, job_id), suppress(NotFound), removing():
             store.write(consumers.expire, job_id)

@@ -2,12 +2,13 @@
 
 from datetime import timedelta
 
-from sqlalchemy import and_, or_, select, true, update
+from sqlalchemy import and_, delete, or_, select, true, update
 
 from schemas.job import JobState
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.policies import HUB_DELAYS
+from service.store.schedule_tables import RUN, SCHEDULE
 from service.store.tables import AT_WORK_STATES, HOST, JOB, OPEN_WEBHOOK, PAUSE, SICKNESS, TASK, WORKER
 from service.store.values import TaskKind
 from service.store.webhooks import WAITS_S
@@ -38,3 +39,21 @@ def set_right(tx: Transaction, lease_s: float, rest_s: float) -> None:
     ):
         ahead = until > tx.now + timedelta(seconds=longest_s)
         tx.connection.execute(update(until.table).where(which, ahead).values({until: tx.now}))
+
+
+def set_slots_right(tx: Transaction) -> None:
+    """Let the slots that were decided when the clock was ahead come at their time.
+
+    A slot that became a job is that job, and comes to nothing when it comes again.
+    """
+    check_write(tx)
+    ahead = or_(SCHEDULE.c.next_slot.is_(None), SCHEDULE.c.next_slot > tx.now)
+    slots = select(SCHEDULE.c.number, SCHEDULE.c.rules, SCHEDULE.c.next_slot)
+    slots = slots.where(SCHEDULE.c.paused.is_(False), ahead)
+    for number, rules, decided in tx.connection.execute(slots).all():
+        slot = rules.first_after(tx.now)
+        if slot is not None and (decided is None or slot < decided):
+            unchanged = SCHEDULE.c.number == number, SCHEDULE.c.next_slot.is_not_distinct_from(decided)
+            tx.connection.execute(update(SCHEDULE).where(*unchanged).values(next_slot=slot))
+            without_job = RUN.c.schedule == number, RUN.c.slot > tx.now, RUN.c.job_id.is_(None)
+            tx.connection.execute(delete(RUN).where(*without_job))

@@ -310,8 +310,12 @@ def _update(tx: Transaction, number: int, **values: object) -> None:
 def _submit(tx: Transaction, schedule: _Schedule, slot: datetime, refusal: str | None = None) -> None:
     """Make the job of a slot; cancel the previous job if it has not ended, and publish what it has written.
 
-    If the job is refused, that is the slot's outcome, and the previous job continues.
+    If the job is refused, that is the slot's outcome, and the previous job continues. A slot that comes
+    again, since the clock was set back, has its job.
     """
+    of_slot = select(RUN.c.job_id).where(RUN.c.schedule == schedule.number, RUN.c.slot == slot)
+    if tx.connection.scalar(of_slot) is not None:
+        return
     if refusal is not None:
         runs.record(tx, schedule.number, slot, RunOutcome.REFUSED, refusal)
         return

@@ -1,15 +1,19 @@
 """A database's clock that was ahead and is set right holds no work up for the difference."""
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
+from schemas.job import JobState
+from schemas.schedule import RunOutcome
 from service.errors import EngineDied, WriteFailed
 from service.settings import Settings
-from service.store import Store, hosts, plans, storing, tasks, units, workers
+from service.store import Store, hosts, jobs, plans, schedules, storing, tasks, units, workers
 from service.store.tables import HOST
+from tests.contract.store.test_schedules import HOUR_S, at, end_jobs, look, outcomes, schedule, submitted
 from tests.support.roles import sweep
 from tests.support.store_cases import TTL_S, Clock, commit, lease_plan, lease_unit, start_units, submit
 
@@ -96,3 +100,52 @@ def test_a_wait_of_the_right_length_is_left_alone(
     goes_on = begin(store)
     sweep(store, settings)
     assert not goes_on()
+
+
+@pytest.mark.parametrize("overlap", ["queue", "replace"])
+@pytest.mark.parametrize("ends_at", [None, at(11)])
+def test_slots_that_a_clock_ahead_has_decided_come_at_their_time(
+    store: Store, clock: Clock, settings: Settings, overlap: str, ends_at: datetime | None
+) -> None:
+    """1. A clock ahead decides slots; one of them becomes a job. 2. It is set right, and swept.
+
+    3. The slots come, and the one that is a job stays that job, which goes on.
+    """
+    sweep(store, settings)
+    store.write(schedules.add, schedule(overlap=overlap, ends_at=ends_at))
+    clock.advance(3 * HOUR_S)
+    look(store)
+    assert outcomes(store) == [(at(9), RunOutcome.MISSED), (at(11), RunOutcome.SUBMITTED)]
+    clock.advance(-3 * HOUR_S)
+    sweep(store, settings)
+    assert outcomes(store) == [(at(11), RunOutcome.SUBMITTED)]
+    end_jobs(store)
+    for _ in range(2):
+        clock.advance(HOUR_S)
+        look(store)
+        end_jobs(store)
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [at(9), at(10), at(11)]
+    assert len(store.read(jobs.page)[0]) == 3
+
+
+@pytest.mark.parametrize("overlap", ["queue", "replace", "skip"])
+def test_a_slot_that_comes_again_leaves_its_own_job_alone(
+    store: Store, clock: Clock, settings: Settings, overlap: str
+) -> None:
+    """1. A slot becomes a job. 2. The clock is set back and swept. 3. The slot comes again, then the next."""
+    sweep(store, settings)
+    store.write(schedules.add, schedule(overlap=overlap))
+    clock.advance(HOUR_S)
+    look(store)
+    clock.advance(-600.0)
+    sweep(store, settings)
+    clock.advance(600.0)
+    look(store)
+    assert [job.state for job in store.read(jobs.page)[0]] == [JobState.QUEUED]
+    end_jobs(store)
+    look(store)
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [at(9), at(10)]
