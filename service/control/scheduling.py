@@ -53,11 +53,15 @@ def change(
 ) -> ScheduleView:
     """Change the given rules of a schedule, or its request, which is checked in its `turn`; or pause it.
 
+    The request may name only what the schedule's owner may use, too, as its jobs do.
+
     Raises NotFound, Conflict, and what `submit` raises for a request.
     """
     given = changed.model_dump(exclude_unset=True, exclude={"paused", "request"})
     if changed.request is not None:
-        check(changed.request, settings, turn, of_schedule=True)
+        _, owner = store.read(schedules.numbered, which)
+        allowed = settings.narrowed(store.read(keys.granted, owner))
+        check(changed.request, allowed, turn, of_schedule=True)
 
     def with_given(rules: ScheduleRules) -> ScheduleRules:
         return parse_body(ScheduleRules, rules.model_dump() | given)

@@ -231,12 +231,12 @@ def schedule_view(tx: Transaction, which: Which) -> ScheduleView:
     return _view(tx, _one(tx, select(SCHEDULE), which))
 
 
-def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
+def numbered(tx: Transaction, which: Which) -> tuple[int, str | None]:
     """Return a schedule's number and its owner, the name of a key; None is the operator.
 
     Raises NotFound.
     """
-    row = _one(tx, select(SCHEDULE.c.number, SCHEDULE.c.owner), name)
+    row = _one(tx, select(SCHEDULE.c.number, SCHEDULE.c.owner), which)
     return row["number"], row["owner"]
 
 

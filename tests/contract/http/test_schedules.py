@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from schemas.schedule import ScheduleView
@@ -14,6 +15,7 @@ from service.cli.entry import app
 from service.errors import OptionRefused
 from service.settings import Settings
 from service.store import Store, jobs, schedules
+from service.store.schedule_tables import SCHEDULE
 from tests.support.api import JSON, problem_of
 
 
@@ -141,6 +143,18 @@ def test_its_request_is_changed_and_checked_as_when_it_is_made(
     assert api.get(nightly).json()["overlap"] == "skip"
     run = api.post(f"{nightly}/run").json()
     assert store.read(jobs.request, run["job_id"]).layers == (1,)
+
+
+def test_its_request_names_only_what_its_owner_may_use_whoever_changes_it(
+    api: httpx2.Client, store: Store, nightly: str, body: dict[str, Any]
+) -> None:
+    assert api.patch(nightly, json={"request": body["request"]}).status_code == 200
+    with store.writing() as tx:
+        named = update(SCHEDULE).where(SCHEDULE.c.name == "nightly")
+        tx.connection.execute(named.values(owner="somebody-without-a-key"))
+    refused = api.patch(nightly, json={"request": body["request"]})
+    api.delete(nightly)
+    assert problem_of(refused, 422).field == "model"
 
 
 def test_a_name_is_given_once(api: httpx2.Client, nightly: str, body: dict[str, Any]) -> None:
