@@ -1,7 +1,8 @@
 """Whose fault it is that a unit was not captured: the worker's, or else the unit's and so the job's.
 
 What an attempt says of its own machine is the worker's fault: an engine that dies, scratch that cannot be
-written, a setting that the engine refuses, and an engine that the job was not begun with.
+written, a setting that the engine refuses, an engine that the job was not begun with, and wrong states, until
+another worker's engine gets the same unit wrong, or a new engine of the only worker.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from service.errors import (
     NotFound,
     QuarryError,
     StatesNotFinite,
+    StatesWrong,
     WriteFailed,
 )
 from service.settings import Settings
@@ -25,7 +27,8 @@ from service.work.runner import record
 
 def is_the_workers(lease: UnitLease, error: QuarryError) -> bool:
     """Say whether an error is the worker's. The data folder's disk is everybody's, scratch its machine's."""
-    return isinstance(error, EngineDied) or (lease.host != HOME and isinstance(error, WriteFailed | DiskFull))
+    is_disks = lease.host != HOME and isinstance(error, WriteFailed | DiskFull)
+    return is_disks or isinstance(error, EngineDied | StatesWrong)
 
 
 def charge(
@@ -37,8 +40,9 @@ def charge(
     """
     # Rows that are not finite are rejected by name in the end: no unit is at fault for them.
     is_blamed = unit.alone and isinstance(error, EngineDied) and not isinstance(error, StatesNotFinite)
-    lone = unit.session if is_blamed else None
-    how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
+    lone, is_wrong = unit.session if is_blamed else None, isinstance(error, StatesWrong)
+    sound = is_wrong or (lone is not None and lone.has_captured)
+    how = {"alone": is_wrong or lone is not None, "sound": sound}
     for sickness in store.write(workers.engine_died, unit.lease, error, settings.engine_rest_s, **how):
         with suppress(NotFound):  # it was deleted meanwhile
             record(partial(store.write, workers.block, sickness), stopped)

@@ -358,7 +358,7 @@ class Capture:
             fail = partial(self._store.write, tasks.fail, lease, problem, Outcome.VOID, max_attempts=1)
         else:
             fail = partial(charge, self._store, self._settings, unit, error, self.stop.is_set)
-        if session is not None and (is_workers or isinstance(error, StatesWrong)):
+        if session is not None and is_workers:
             session.spent = True
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
             self._let_go(unit)  # otherwise it is given back later

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, sel
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
-from service.errors import DiskFull, HubUnavailable, Outcome, QuarryError, WriteFailed
+from service.errors import DiskFull, HubUnavailable, Outcome, QuarryError, StatesWrong, WriteFailed
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.migration import check_write
@@ -32,6 +32,7 @@ NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
 UNWRITTEN = frozenset(kind("").problem().type for kind in (WriteFailed, DiskFull))
 """What a worker says of its own disk."""
+WRONG = StatesWrong("").problem().type
 DIED = SICKNESS.c.deaths > 0
 """True of a sickness that is more than a model which the Hub did not give."""
 
@@ -136,6 +137,8 @@ def waits(tx: Transaction) -> dict[str, str]:
 
 def fails(problem: Problem) -> str:
     """Return what is said of a worker that fails with a problem, behind its name."""
+    if problem.type == WRONG:
+        return "'s states are wrong"
     return " cannot write" if problem.type in UNWRITTEN else "'s engine dies"
 
 
@@ -171,9 +174,9 @@ def engine_died(
     """Count a death of the worker's engine; give the unit back without counting an attempt. Raises LeaseLost.
 
     Other causes that keep a worker from capturing, such as its own disk, are recorded in the same way.
-    `alone`: the unit ran alone; if it is at fault, it fails with a problem that names it. `sound`: the engine
-    had captured another unit. Return the sicknesses whose jobs must be blocked because no worker is left that
-    takes them.
+    `alone`: the unit ran alone, or got wrong states; if it is at fault, its problem names it when it fails.
+    `sound`: the engine had captured another unit, or answered. Return the sicknesses whose jobs must be
+    blocked because no worker is left that takes them.
     """
     tasks.held(tx, lease)
     # Serialized: otherwise two workers that fall sick at once would each count on the other to take the
@@ -196,9 +199,11 @@ def engine_died(
         task = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
         tx.connection.execute(update(TASK).where(task).values(lone_deaths=lone))
         if is_at_fault(lone.sound, is_only_worker=_takers(tx, lease.job_id) <= {lease.owner}):
-            detail = f"engines die on unit {lease.item} when it runs alone, and on no other: {error.detail}"
-            cure = f"{LOOK} for what it cannot run; submit a new job without those samples"
-            outcome, problem = Outcome.FAIL, type(error)(detail, cure=cure).problem()
+            outcome = Outcome.FAIL
+            if not isinstance(error, StatesWrong):
+                when = f"engines die on unit {lease.item} when it runs alone, and on no other"
+                cure = f"{LOOK} for what it cannot run; submit a new job without those samples"
+                problem = type(error)(f"{when}: {error.detail}", cure=cure).problem()
     tasks.fail(tx, lease, problem, outcome, max_attempts=1)
     resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
     return [one for one in resting if not _takers(tx, one.job_id)]

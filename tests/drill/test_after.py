@@ -36,6 +36,7 @@ def test_an_engine_that_gave_wrong_states_is_not_used_again(tmp_path, monkeypatc
     row, other = victims(shop, first)
     Order(EXCHANGED, str(target), row, other, first).save()
     shop.capture(second)
+    shop.capture(first)
     shop.publish()
     assert [shop.store.read(jobs.job, job_id).state for job_id in (first, second)] == [
         JobState.FAILED,
