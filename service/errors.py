@@ -24,7 +24,7 @@
     |-- EngineDied                503  the engine stopped: the unit is retried, the worker counts the death
     |   |-- EngineStuck                it runs but does not answer: the next unit gets a new engine
     |   `-- StatesNotFinite            it yields NaN or infinity, which no second engine has confirmed yet
-    |-- StatesWrong               500  rows disagree with the model, once two engines say so of a unit
+    |-- StatesWrong               500  rows disagree with the model, by two engines: permanent
     |-- ServiceBusy               503  too many requests at once: ask again
     |-- PlanningDied              503  the process that tokenizes died: retried, finally blocked
     |-- WriteFailed               503  a shard could not be written: retried
@@ -271,7 +271,7 @@ class StatesNotFinite(EngineDied):
 
 
 class StatesWrong(QuarryError):
-    """Captured states disagree with the model. Once two engines have said so of a unit, its job fails."""
+    """Captured states disagree with the model. Once two engines have said so, the job fails."""
 
     title = "Captured states are wrong"
     usual_cure = (

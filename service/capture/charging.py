@@ -2,7 +2,7 @@
 
 What an attempt says of its own machine is the worker's fault: an engine that dies, scratch that cannot be
 written, a setting that the engine refuses, an engine that the job was not begun with, and wrong states, until
-another worker's engine gets the same unit wrong, or a new engine of the only worker.
+another worker's engine gets them wrong, or a new engine of the only worker.
 """
 
 from collections.abc import Callable

@@ -185,6 +185,10 @@ def engine_died(
     tx.forget_time()
     beat(tx, lease.owner, lease.ttl_s, host=lease.host)
     key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
+    wrong_by: list[str] = []
+    if isinstance(error, StatesWrong):  # of any unit: where the model is at fault, all of them are wrong
+        of_model = [one for one in sick(tx) if one.model_sha256 == key["model_sha256"]]
+        wrong_by = [one.owner for one in of_model if one.problem.type == WRONG]
     before = select(SICKNESS.c.deaths).filter_by(**key)
     deaths = 1 + (tx.connection.scalar(before) or 0)
     until = tx.now + timedelta(seconds=PAUSES[min(deaths, len(PAUSES)) - 1] * rest_s)
@@ -198,7 +202,7 @@ def engine_died(
         lone = LoneDeaths(sound=(*earlier, lease.owner) if sound else earlier)
         task = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
         tx.connection.execute(update(TASK).where(task).values(lone_deaths=lone))
-        if is_at_fault(lone.sound, is_only_worker=_takers(tx, lease.job_id) <= {lease.owner}):
+        if is_at_fault((*lone.sound, *wrong_by), is_only_worker=_takers(tx, lease.job_id) <= {lease.owner}):
             outcome = Outcome.FAIL
             if not isinstance(error, StatesWrong):
                 when = f"engines die on unit {lease.item} when it runs alone, and on no other"
@@ -283,6 +287,8 @@ def try_again(tx: Transaction, job_id: str) -> None:
 
 def is_at_fault(sound: Collection[str], *, is_only_worker: bool) -> bool:
     """Return whether a unit is at fault for the deaths of engines that ran it alone, each after another unit.
+
+    And whether a model is whose states are wrong.
 
     `sound` lists their workers: two different ones, or the only worker twice, are enough. A unit's first
     death alone never counts, since the engine before it had died, too.
