@@ -1,7 +1,6 @@
 """Whole jobs on the fake engine: every sample ends in a shard or among the rejects, whatever goes wrong."""
 
 import asyncio
-import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -112,36 +111,6 @@ def test_a_dead_engine_costs_no_sample_and_its_units_no_attempt(shop, target, mo
     assert_whole(shop, job.id, written=40, rejected=0)
     rows = shop.store.read(units.of_job, job.id)
     assert {row.attempts for row in rows} == {1} and max(row.epoch for row in rows) > 1
-
-
-def with_wrong_states(monkeypatch, computed):
-    """Let the engine compute wrong states where `computed` says so, asked for every request."""
-    healthy = FakeEngine._compute
-
-    def compute(self, token_ids, blocks):
-        healthy(self, token_ids, blocks)
-        if next(computed):
-            self._cache[blocks[-1], -1] *= -1
-
-    monkeypatch.setattr(FakeEngine, "_compute", compute)
-
-
-def test_states_that_one_engine_gets_wrong_are_captured_again_on_another(shop, target, monkeypatch):
-    with_wrong_states(monkeypatch, itertools.chain([False, False, True], itertools.repeat(False)))
-    job = shop.run(request(target, conversations(20)))
-    assert job.state is JobState.COMPLETED, job.problem
-    assert_whole(shop, job.id, written=20, rejected=0)
-    assert max(row.epoch for row in shop.store.read(units.of_job, job.id)) > 1
-
-
-def test_states_that_are_not_the_models_fail_the_job_by_name(shop, target, monkeypatch):
-    with_wrong_states(monkeypatch, itertools.cycle([False, False, True]))
-    job = shop.run(request(target, conversations(20)))
-    assert job.state is JobState.FAILED
-    assert max(row.epoch for row in shop.store.read(units.of_job, job.id)) > 1
-    assert job.problem is not None and job.problem.type == "urn:quarry:states-wrong"
-    assert "row" in job.problem.detail
-    assert not list(shop.settings.dataset_dir(job.id).glob("manifests/*"))
 
 
 def test_a_row_that_is_not_finite_is_rejected_and_the_rest_is_whole(shop, target, monkeypatch):
