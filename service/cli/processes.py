@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -56,16 +57,17 @@ def serve(
     os.umask(PRIVATE_UMASK)
     settings = load_settings(data_dir=data_dir, host=host, port=port)
     log_to_stderr(settings.log_format)
+    placed: list[Placement] = []
+    if with_worker:
+        check_engine(settings)
+        placed = placements(workers, settings.tensor_parallel_size)
     try:
         listener = bound(settings)
     except OptionRefused as error:
         complain(error.problem())
         raise typer.Exit(EXIT_NOT_STARTED) from error
-    placed: list[Placement] = []
-    if with_worker:
-        check_engine(settings)
-        placed = placements(workers, settings.tensor_parallel_size)
-    raise typer.Exit(serve_until_signalled(settings, listener, placed))
+    with closing(listener):
+        raise typer.Exit(serve_until_signalled(settings, listener, placed))
 
 
 def worker(

@@ -190,7 +190,9 @@ def test_no_secret_comes_out_on_any_path(tmp_path: Path, hub: FakeHub, postgres:
         assert quarry(desk, seen, "verify", REPO) == 0
         assert quarry(desk, seen, "publish", str(tmp_path / "data" / "jobs" / job), REPO) == 0
         for wrong in ({"QUARRY_PORT": "x"}, {"QUARRY_DATABASE_URL": url.replace("psycopg", "other")}):
-            assert quarry(desk | {"QUARRY_DATABASE_URL": url} | wrong, seen, "serve") == 2
+            assert (
+                quarry(desk | {"QUARRY_PORT": "0"} | {"QUARRY_DATABASE_URL": url} | wrong, seen, "serve") == 2
+            )
         away = url.replace("?host=", "?host=/nowhere")
         assert quarry(desk | {"QUARRY_DATABASE_URL": away}, seen, "worker", timeout_s=10) is None
         seen.rows(url)

@@ -167,7 +167,7 @@ def test_a_database_that_cannot_be_used_is_named_without_a_traceback(
 ):
     monkeypatch.setenv("QUARRY_DATABASE_URL", "mysql://host/name")
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--data-dir", str(tmp_path)])
+        main(["serve", "--data-dir", str(tmp_path), "--port", "0"])
     assert ended.value.code == 2
     assert "field: database_url" in capsys.readouterr().err
 

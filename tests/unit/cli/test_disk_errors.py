@@ -81,7 +81,7 @@ def test_a_disk_that_cannot_be_read_is_no_broken_dataset(dataset, tmp_path):
 
 def test_a_server_that_cannot_make_its_folder_did_not_start(tmp_path):
     (tmp_path / "file").touch()
-    ran = quarry("serve", "--data-dir", tmp_path / "file/data")
+    ran = quarry("serve", "--data-dir", tmp_path / "file/data", "--port", "0")
     assert ran.returncode == 1
     assert f"{tmp_path}/file/data: Not a directory" in lines_of(ran.stderr)[0]
 
