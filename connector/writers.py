@@ -87,7 +87,9 @@ class WriterPool:
         """The units of all threads. Only an attempt's own thread adds and removes it."""
         self._busy_ns = [0] * config.writer_threads
         """How long each thread has worked; only the thread itself adds to it."""
-        self._encoders = ThreadPoolExecutor(config.writer_threads, "quarry-encoder", initializer=_begin)
+        self._encoders = ThreadPoolExecutor(
+            config.writer_threads, "quarry-encoder", initializer=_begin_thread
+        )
         self._threads = [
             threading.Thread(target=self._run, args=(index, own), name=f"quarry-writer-{index}", daemon=True)
             for index, own in enumerate(self._queues)
@@ -135,7 +137,7 @@ class WriterPool:
 
     def _run(self, index: int, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
-        _begin()
+        _begin_thread()
         while (entry := own.get()) is not None:
             begun_ns = time.monotonic_ns()
             attempt_id, item, encoding = entry
@@ -206,7 +208,7 @@ class WriterPool:
             self._home.pop(attempt_id, None)
 
 
-def _begin() -> None:
+def _begin_thread() -> None:
     """Let the calling thread run on every core of the parent process, and torch use no other thread in it.
 
     On a CPU, vLLM binds the thread that runs the model to one core before it builds the connector, and a

@@ -288,9 +288,8 @@ def try_again(tx: Transaction, job_id: str) -> None:
 def is_at_fault(sound: Collection[str], *, is_only_worker: bool) -> bool:
     """Return whether a unit is at fault for the deaths of engines that ran it alone, each after another unit.
 
-    And whether a model is whose states are wrong.
-
-    `sound` lists their workers: two different ones, or the only worker twice, are enough. A unit's first
-    death alone never counts, since the engine before it had died, too.
+    The same rule says whether a model is at fault for states that engines get wrong. `sound` lists their
+    workers: two different ones, or the only worker twice, are enough. A unit's first death alone never
+    counts, since the engine before it had died, too.
     """
     return len(set(sound)) > 1 or (is_only_worker and len(sound) > 1)

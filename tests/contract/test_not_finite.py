@@ -12,11 +12,10 @@ from schemas.job import JobState
 from service.capture.engine import Answer, Prompt
 from service.store import commits, jobs, units, workers
 from tests.contract.test_jobs import assert_whole
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
 from tests.support.nights import names, open_nights
-from tests.support.roles import Capture, sweep
+from tests.support.roles import capture_beside, sweep
 
 UNIT = 5
 SAMPLES = 20
@@ -128,16 +127,7 @@ def test_a_worker_whose_device_fails_leaves_the_job_to_a_healthy_one(shop: Shop,
     job_id = shop.submit(request(target, conversations(8 * SAMPLES)))
     shop.plan()
     failing = shop.settings.model_copy(update={"engine": named(FailingEngine)})
-
-    async def both() -> None:
-        loops = [Capture(shop.store, failing, "failing"), Capture(shop.store, shop.settings, "healthy")]
-        running = [asyncio.create_task(loop.run()) for loop in loops]
-        await until(lambda: shop.store.read(jobs.job, job_id).progress.is_captured)
-        for loop in loops:
-            loop.stop.set()
-        await asyncio.gather(*running)
-
-    asyncio.run(asyncio.wait_for(both(), 120))
+    capture_beside(shop.store, job_id, shop.settings, failing)
     shop.publish()
     assert_whole(shop, job_id, written=8 * SAMPLES, rejected=0)
 

@@ -1,6 +1,5 @@
 """Wrong states: those of one engine are captured again on another; those of two fail the job."""
 
-import asyncio
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from service.store import jobs, units, workers
+from service.store import jobs, units
 from tests.contract.test_jobs import assert_whole
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
-from tests.support.roles import Capture
+from tests.support.roles import capture_beside
 
 SAMPLES = 200
 
@@ -21,24 +19,23 @@ SAMPLES = 200
 class WrongEngine(FakeEngine):
     """Its device stores another last layer of each sixth request than the one whose logits it returns."""
 
+    every = 6
+
     def _compute(self, token_ids: list[int], blocks: list[int]) -> None:
         super()._compute(token_ids, blocks)
-        if self.requests % 6 == 5:
+        if self.requests % self.every == self.every - 1:
             self._cache[blocks[-1], -1] *= -1
 
 
-class AlwaysWrongEngine(FakeEngine):
-    """Whatever it computes is not what the model would."""
+class AlwaysWrongEngine(WrongEngine):
+    """It stores another last layer of every request."""
 
+    every = 1
     started = 0
 
     def __init__(self) -> None:
         super().__init__()
         AlwaysWrongEngine.started += 1
-
-    def _compute(self, token_ids: list[int], blocks: list[int]) -> None:
-        super()._compute(token_ids, blocks)
-        self._cache[blocks[-1], -1] *= -1
 
 
 def test_a_model_whose_states_are_wrong_in_every_unit_fails_its_job_at_the_second_engine(
@@ -95,17 +92,7 @@ def test_a_worker_with_wrong_states_leaves_the_job_to_a_healthy_one(
     shop.plan()
     wrong = shop.settings.model_copy(update={"engine": f"{__name__}:{WrongEngine.__name__}"})
 
-    async def both() -> None:
-        loops = [Capture(shop.store, shop.settings, "healthy"), Capture(shop.store, wrong, "wrong")]
-        running = [asyncio.create_task(loops[0].run())]
-        await until(lambda: "healthy" in shop.store.read(workers.present))
-        running.append(asyncio.create_task(loops[1].run()))
-        await until(lambda: shop.store.read(jobs.job, job_id).progress.is_captured)
-        for loop in loops:
-            loop.stop.set()
-        await asyncio.gather(*running)
-
-    asyncio.run(asyncio.wait_for(both(), 120))
+    capture_beside(shop.store, job_id, shop.settings, wrong)
     shop.publish()
     assert shop.store.read(jobs.state, job_id) is JobState.COMPLETED
     assert_whole(shop, job_id, written=SAMPLES, rejected=0)

@@ -1,5 +1,6 @@
 """The kinds of work, each with a keeper of its own for one call."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from service.control.deletion import run_deletion, run_retention
 from service.plan import planner
 from service.publish import publisher, storing
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, workers
 from service.sweeper import run_sweep
 from service.work.keeper import Keeper
+from tests.support.engine_bench import until
 
 PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"
@@ -27,6 +29,22 @@ class Capture(loop.Capture):
     async def run(self) -> None:
         with self._keeper:
             await super().run()
+
+
+def capture_beside(store: Store, job_id: str, healthy: Settings, sick: Settings) -> None:
+    """Capture a job by two workers; the sick one comes once the healthy one is there, so it is not alone."""
+
+    async def both() -> None:
+        first, second = Capture(store, healthy, "healthy"), Capture(store, sick, "sick")
+        running = [asyncio.create_task(first.run())]
+        await until(lambda: "healthy" in store.read(workers.present))
+        running.append(asyncio.create_task(second.run()))
+        await until(lambda: store.read(jobs.job, job_id).progress.is_captured)
+        first.stop.set()
+        second.stop.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(asyncio.wait_for(both(), 120))
 
 
 def run_planning(store: Store, settings: Settings, owner: str, stopped: Callable[[], bool]) -> bool:

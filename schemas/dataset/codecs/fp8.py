@@ -39,8 +39,8 @@ _CHUNK_ELEMENTS = 32_768
 """What is read at a time: torch does not parallelize operations on so few elements."""
 _QUANTIZED_ELEMENTS = 1_048_576
 """What is written at a time: so much that the threads of a process seldom meet at its interpreter lock, which
-they take after every call. On a virtual machine a turn of the lock cost 50 us: eight threads in the process
-of a GPU's engine quantized 0.22 GB of states a second in pieces of 32,768, and 0.79 in pieces of 262,144.
+they take after every call. On a virtual machine, eight threads in a process that launches a GPU's kernels
+quantized 0.22 GB of states a second in pieces of 32,768 elements, and 0.79 in pieces of 262,144.
 """
 VALUES = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
 """The value of each code."""
