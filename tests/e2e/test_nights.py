@@ -1,4 +1,4 @@
-"""A week of nightly runs on vLLM over a folder that grows, on simulated days, pushed to a local Hub."""
+"""A week of scheduled runs on vLLM over a folder that grows, pushed to a local Hub."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -7,25 +7,41 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.schedule import RunOutcome, RunView
 from service.artifacts.dataset_files import HubFiles
 from service.proof.verify import verify_dataset
-from service.store import jobs, schedules
+from service.store import Store, jobs, schedules
+from service.store.schedule_tables import SCHEDULE
 from service.work.worker_process import WorkerProcess, worker_command
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_client import HubClient
-from tests.support.nights import NAME, Nights, names, on_clock
+from tests.support.nights import NAME, Nights, names
 from tests.support.real_engine import vllm_shop
 from tests.support.store_cases import Clock
 from tests.support.tiny_model import random_target
 
 
+class LeapDay(Clock):
+    """The real clock, by which the worker goes, too: a night comes when its slot is moved to now."""
+
+    CRON = "0 3 29 2 *"
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def advance(self, seconds: float) -> None:
+        with self._store.writing() as tx:
+            tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
+
+
 class Week:
-    """The nights, the Hub, and a worker that goes on by the real clock: the slots are years away from it."""
+    """The nights, the Hub, and a worker."""
 
     def __init__(self, nights: Nights, hub: FakeHub, client: HubClient, log: Path) -> None:
         self.nights, self.hub, self._client, self._log = nights, hub, client, log
@@ -86,10 +102,8 @@ def week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Week]:
             source_roots=(tmp_path / "incoming",),
             unit_max_samples=4,
         )
-        clock = Clock()
-        on_clock(shop, clock)
-        request = {"hub": {"repo_id": REPO}}
-        nights = Nights(shop, clock, target, tmp_path / "incoming", overlap="replace", request=request)
+        rules = {"cron": LeapDay.CRON, "overlap": "replace", "request": {"hub": {"repo_id": REPO}}}
+        nights = Nights(shop, LeapDay(shop.store), target, tmp_path / "incoming", **rules)
         with HubClient("lfs", tmp_path / "reader", hub.url) as client:
             yield Week(nights, hub, client, tmp_path / "log")
         nights.store.close()

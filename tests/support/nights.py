@@ -50,7 +50,7 @@ class Nights:
             "canary": "skip",
             **schedule.pop("request", {}),
         }
-        rules = {"name": NAME, "cron": "0 3 * * *", "request": request, **schedule}
+        rules = {"name": NAME, "cron": "0 3 * * *", "request": request} | schedule
         self.rules = NewSchedule.model_validate(rules)
         self.add()
 
