@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.dataset.errors import NO_SPACE
 from service.errors import DiskFull, HubUnavailable, QuarryError, RequestError
+from service.retry_after import asked_wait_s
 
 if TYPE_CHECKING:
     import httpx2
@@ -137,14 +138,11 @@ def _asked_wait_s(headers: "httpx2.Headers") -> float | None:
     """Return the wait that an answer asks for, through the Hub's rate limit headers or Retry-After."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
-    limit, asked = parse_ratelimit_headers(headers), headers.get("Retry-After", "").strip()
+    limit = parse_ratelimit_headers(headers)
     if limit is not None and limit.remaining == 0:
-        wait_s = float(limit.reset_in_seconds + 1)  # seconds are rounded
-    elif asked.isdigit():
-        wait_s = float(asked)
-    else:
-        return None
-    return min(wait_s, LONGEST_WAIT_S)
+        wait_s: float = min(limit.reset_in_seconds + 1.0, LONGEST_WAIT_S)  # seconds are rounded
+        return wait_s
+    return asked_wait_s(headers.get("Retry-After", ""), LONGEST_WAIT_S)
 
 
 def _cache_is_full() -> bool:

@@ -24,6 +24,7 @@ from schemas.request import ExtractRequest
 from schemas.webhook import WebhookBody
 from service.errors import OptionRefused, WebhookFailed
 from service.report.wording import short
+from service.retry_after import asked_wait_s
 from service.settings import Settings
 from service.store import Store, WebhookLease, webhooks
 from service.work.keeper import Keeper, Kept
@@ -107,8 +108,7 @@ def _delivered(lease: WebhookLease, settings: Settings) -> int:
     if answer.is_success or answer.status_code == httpx2.codes.GONE:
         return answer.status_code
     failed = WebhookFailed(f"{host} answered {answer.status_code}", field="webhook.url", cure=cure)
-    asked = answer.headers.get("Retry-After", "")
-    failed.wait_s = min(float(asked), LONGEST_WAIT_S) if asked.isdecimal() else 0.0
+    failed.wait_s = asked_wait_s(answer.headers.get("Retry-After", ""), LONGEST_WAIT_S) or 0.0
     raise failed
 
 
