@@ -214,9 +214,11 @@ def _begin_thread() -> None:
     On a CPU, vLLM binds the thread that runs the model to one core before it builds the connector, and a
     thread inherits the affinity of the one that starts it: every writer would share the model's core. With a
     GPU nothing is bound. Torch would divide what a thread encodes among as many threads as there are cores.
-    The thread that runs the model keeps its number.
+    The thread that runs the model keeps its number, since it has computed with torch before; threads that
+    first do so later get one, too.
     """
-    torch.set_num_threads(1)
+    # vLLM's worker on a CPU replaces `torch.set_num_threads` by a function that only logs a warning.
+    torch._C.set_num_threads(1)
     os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
 
 

@@ -7,6 +7,7 @@ import errno
 import os
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -34,25 +35,28 @@ def open_units(work_root, send, num_units=2):
     told.stop()
 
 
+def one_core():
+    """Return a thread that is bound to one core, as vLLM's is that runs the model on a CPU."""
+    return ThreadPoolExecutor(1, initializer=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}))
+
+
 def test_writers_of_a_bound_thread_may_run_on_every_core_of_the_process(tmp_path):
     cores = {}
 
     def send(message):
         cores[threading.current_thread().name] = os.sched_getaffinity(0)
 
-    def bound():
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        open_units(tmp_path, send)
-
-    thread = threading.Thread(target=bound)
-    thread.start()
-    thread.join()
+    with one_core() as model:
+        model.submit(open_units, tmp_path, send).result()
     expected = os.sched_getaffinity(os.getppid())
     assert cores == {"quarry-writer-0": expected, "quarry-writer-1": expected}
 
 
-def test_torch_has_one_thread_in_a_writer_and_all_of_them_in_its_model(tmp_path):
-    """Otherwise the encoders would divide every step of fp8 among the cores, all of them at once."""
+def test_torch_has_one_thread_in_a_writer_and_all_of_them_in_its_model(tmp_path, monkeypatch):
+    """Otherwise the encoders would divide every step of fp8 among the cores, all of them at once.
+
+    vLLM's worker on a CPU replaces torch's function by one that does nothing.
+    """
     threads = {}
 
     def send(message):
@@ -60,11 +64,12 @@ def test_torch_has_one_thread_in_a_writer_and_all_of_them_in_its_model(tmp_path)
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
+    monkeypatch.setattr(torch, "set_num_threads", lambda num_threads: None)
     try:
         open_units(tmp_path, send)
         assert (set(threads.values()), torch.get_num_threads()) == ({1}, 3)
     finally:
-        torch.set_num_threads(before)
+        torch._C.set_num_threads(before)
 
 
 class Failing:
@@ -141,12 +146,15 @@ def drained(work_root, about, break_row=None):
 def test_rows_that_several_threads_encode_are_the_bytes_and_the_order_of_one(
     tmp_path, monkeypatch, compression
 ):
-    """1. The first row's encoder waits for the second row's. 2. The file is what one thread writes."""
+    """1. The first row's encoder waits for the second row's. 2. The file is what one thread writes.
+
+    The encoders may run on every core of the process, as the writers.
+    """
     about = identity(compression=compression)
     healthy, second, threads = UnitWriter.encode, threading.Event(), set()
 
     def encode(self, made, *given):
-        threads.add(threading.current_thread().name)
+        threads.add((threading.current_thread().name, frozenset(os.sched_getaffinity(0))))
         if made.ref.row == ORDER[0]:
             assert second.wait(60)
         encoded = healthy(self, made, *given)
@@ -155,8 +163,10 @@ def test_rows_that_several_threads_encode_are_the_bytes_and_the_order_of_one(
         return encoded
 
     monkeypatch.setattr(UnitWriter, "encode", encode)
-    answer, pool = drained(tmp_path / "several", about)
-    assert threads == {"quarry-encoder_0", "quarry-encoder_1"}
+    with one_core() as model:
+        answer, pool = model.submit(drained, tmp_path / "several", about).result()
+    cores = frozenset(os.sched_getaffinity(os.getppid()))
+    assert threads == {("quarry-encoder_0", cores), ("quarry-encoder_1", cores)}
     monkeypatch.undo()
 
     write_plan(tmp_path / "one", IDS)
