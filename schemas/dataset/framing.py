@@ -101,7 +101,6 @@ class Page:
 
     num_values: int
     num_bytes: int
-    raw: memoryview
     head: bytes
     payload: memoryview
 
@@ -134,8 +133,7 @@ class ShardFile:
         row_bytes = 0
         for column, cell in zip(self._columns, cells, strict=True):
             page = cell if isinstance(cell, Page) else _page(column, cell)
-            raw = page.raw
-            if column.in_place and raw.nbytes >= ALIGNED_BYTES:
+            if column.in_place and page.payload.nbytes >= ALIGNED_BYTES:
                 self._file.pad(len(page.head))
             offset = self._file.position
             self._file.write(page.head)
@@ -147,7 +145,8 @@ class ShardFile:
                 9: i64(offset),
             }
             if column.name in WITH_STATISTICS:
-                chunk[12] = struct({3: _NO_NULLS, 5: binary(bytes(raw)), 6: binary(bytes(raw))})
+                raw = binary(bytes(page.payload))
+                chunk[12] = struct({3: _NO_NULLS, 5: raw, 6: raw})
             metadata = column.metadata + fields(chunk, after=4) + b"\0"
             chunks.append(record({2: i64(0), 3: (STRUCT, metadata)}))
             row_bytes += page.num_bytes
@@ -205,12 +204,12 @@ def _page(column: _Column, cell: Cell) -> Page:
     page_bytes = len(front) + raw.nbytes
     if column.codec is None:
         header = _page_header(page_bytes, page_bytes, num_values)
-        return Page(num_values, len(header) + page_bytes, raw, header + front, raw)
+        return Page(num_values, len(header) + page_bytes, header + front, raw)
     whole = scratch("page", page_bytes)
     whole[: len(front)], whole[len(front) :] = np.frombuffer(front, np.uint8), np.frombuffer(raw, np.uint8)
-    payload = memoryview(column.codec.compress(whole))
+    payload = memoryview(column.codec.compress(whole, asbytes=True))
     header = _page_header(page_bytes, payload.nbytes, num_values)
-    return Page(num_values, len(header) + page_bytes, raw, header, payload)
+    return Page(num_values, len(header) + page_bytes, header, payload)
 
 
 def _column(field: pa.Field) -> _Column:

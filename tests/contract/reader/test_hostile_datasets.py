@@ -158,13 +158,12 @@ def cell(name: str, value: object) -> object:
     """Return what a shard's writer takes; the high plane's page decodes to a gigabyte."""
     if not isinstance(value, bytes):
         return np.array(value) if isinstance(value, list) else value
-    raw = memoryview(value)
     if name != "layer_1_hi":
-        return np.frombuffer(raw, np.uint8)
-    plain = len(raw).to_bytes(4, "little") + value
+        return np.frombuffer(value, np.uint8)
+    plain = len(value).to_bytes(4, "little") + value
     payload = memoryview(pa.Codec("zstd").compress(plain + bytes(2**30 - len(plain))))
     head = framing._page_header(len(plain), payload.nbytes, 1)
-    return framing.Page(1, len(head) + len(plain), raw, head, payload)
+    return framing.Page(1, len(head) + len(plain), head, payload)
 
 
 def test_a_page_that_decodes_to_more_than_its_value_is_refused_at_the_values_end(tmp_path: Path) -> None:

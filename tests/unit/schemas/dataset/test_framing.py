@@ -1,4 +1,5 @@
 import io
+import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import xxhash
 from schemas.dataset import framing
 from schemas.dataset.columns import METADATA_KEY, layer_columns, shard_schema
 from schemas.dataset.direct import BLOCK_BYTES
-from schemas.dataset.framing import MAGIC, ShardFile
+from schemas.dataset.framing import MAGIC, ShardFile, pages
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.identity import DTYPE_BYTES
@@ -234,6 +235,22 @@ def test_a_value_beyond_the_limit_is_refused_by_name(tmp_path, monkeypatch, colu
     monkeypatch.setattr(framing, "MAX_VALUE_BYTES", num_bytes - 1)
     with pytest.raises(ValueError, match=f"^{column}: {num_bytes} bytes"):
         framed(schema, [row], tmp_path / "file")
+
+
+def test_the_pages_of_a_row_keep_no_memory_but_what_will_be_written():
+    """Neither a plane beyond the scratch memory that threads keep, nor what zstd asked for at most."""
+    schema, (row, _) = schema_of(form="planes"), random_row(0, 1, form="planes")
+    cells = zip(schema.names, cells_of(schema, row), strict=True)
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        kept = list(
+            pages(schema, (np.zeros(2**25, np.uint8) if "_hi" in name else cell for name, cell in cells))
+        )
+        assert tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - before < 2**20
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == len(schema)
 
 
 def test_a_row_with_a_cell_too_few_and_a_column_that_no_shard_has_are_refused(tmp_path):
