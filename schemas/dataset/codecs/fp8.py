@@ -18,11 +18,8 @@ of a 128th of that, or half that tolerance at the top of a binade.
 Imports torch: import it lazily. Legend: T tokens, H hidden size.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from schemas.dataset.memory import scratch
 
@@ -110,15 +107,12 @@ class Quantizer:
         """Take scratch memory for a chunk of tokens."""
         self._step = max(1, _QUANTIZED_ELEMENTS // hidden_size)
 
-        def chunk(purpose: str, dtype: type[np.number[Any]]) -> NDArray[Any]:
-            num_bytes = self._step * hidden_size * np.dtype(dtype).itemsize
-            return scratch(purpose, num_bytes).view(dtype).reshape(self._step, hidden_size)
+        def chunk(purpose: str, dtype: torch.dtype) -> torch.Tensor:
+            memory = torch.from_numpy(scratch(purpose, self._step * hidden_size * dtype.itemsize))
+            return memory.view(dtype).view(self._step, hidden_size)
 
-        self._wide_TH, self._found_TH, self._halves_TH = (
-            torch.from_numpy(chunk(purpose, dtype))
-            for purpose, dtype in (("wide", np.float32), ("found", np.float32), ("halves", np.float16))
-        )
-        self._bits_TH = chunk("bits", np.int16)
+        self._wide_TH, self._found_TH = chunk("wide", torch.float32), chunk("found", torch.float32)
+        self._halves_TH, self._bits_TH = chunk("halves", torch.float16), chunk("bits", torch.int16).numpy()
 
     def quantize(
         self, states_TH: torch.Tensor, largest_T: torch.Tensor, codes_TH: torch.Tensor
