@@ -1,7 +1,17 @@
+import numpy as np
 import pytest
 import torch
+import xxhash
 
-from connector.rowcheck import NotFiniteError, RowChecker, StatesWrongError, check_distinct
+from connector.rowcheck import (
+    SCRATCH_ELEMENTS,
+    NotFiniteError,
+    RowChecker,
+    StatesWrongError,
+    as_float32,
+    check_distinct,
+)
+from tests.support.sums import token_sums
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -48,13 +58,16 @@ def test_zero_and_constant_states_are_wrong_except_in_the_embeddings(part, value
     assert len(check_row(states, layer_ids)) == 2
 
 
-def test_one_checker_takes_rows_of_any_length_one_after_the_other():
-    checker = RowChecker(torch.bfloat16)
-    for num_tokens in (3, 200, 1, 50):
-        states = torch.randn(2, num_tokens, 64).to(torch.bfloat16)
-        assert [reading.max_abs for reading in checker.check(states, (2, 8), checker.look(states))] == [
-            float(layer.abs().max()) for layer in states
-        ]
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_length_are_read_whole_one_after_the_other(dtype):
+    checker = RowChecker(dtype)
+    for num_tokens in (3, 2 * SCRATCH_ELEMENTS // 4096 + 1, 1):
+        states = torch.randn(2, num_tokens, 4096).to(dtype)
+        look = checker.look(states)
+        assert np.array_equal(look.sums_LT, token_sums(states))
+        assert np.array_equal(as_float32(look.largest_LT, dtype), states.abs().amax(2).float())
+        raw = states.view(torch.uint8).numpy()
+        assert look.checksums == tuple(xxhash.xxh3_64_intdigest(layer.tobytes()) for layer in raw)
 
 
 def test_large_magnitudes_are_no_infinity():

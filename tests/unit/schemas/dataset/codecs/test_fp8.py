@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from schemas.dataset.codecs.fp8 import (
+    _QUANTIZED_ELEMENTS,
     LARGEST,
     LARGEST_CODE,
     SMALLEST_SCALE,
@@ -97,7 +98,9 @@ def test_a_token_of_zeros_is_zero_again():
     assert torch.equal(dequantize(codes_TH, scales_T, torch.bfloat16), states_TH)
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (1, 32_769), (70, 1000), (3, 16_384)])
+@pytest.mark.parametrize(
+    "shape", [(3, 3), (1, _QUANTIZED_ELEMENTS + 1), (70, 1000), (3, _QUANTIZED_ELEMENTS // 2)]
+)
 def test_a_token_has_its_own_scale_whatever_lies_beside_it_or_in_its_chunk(shape):
     states_TH = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     states_TH *= 10.0 ** torch.arange(len(states_TH))[:, None].remainder(7)
@@ -120,7 +123,7 @@ def test_no_captured_value_lies_farther_than_its_half_step():
         assert bool((off[token] <= half_H.double() * (1 + 2.0**-16)).all())
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (70, 1000), (19, 4096), (3, 20_000)])
+@pytest.mark.parametrize("shape", [(1, 1), (70, 1000), (2 * _QUANTIZED_ELEMENTS // 4096 + 1, 4096)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_codes_that_replace_their_states_are_those_of_torchs_own_conversion(shape, dtype):
     states_TH = torch.randn(shape, generator=torch.Generator().manual_seed(6)).to(getattr(torch, dtype))
@@ -155,8 +158,9 @@ def test_a_wrong_code_is_found_when_it_is_made(hidden_size, change):
 
 
 def test_values_that_are_not_finite_never_pass():
-    states_TH = torch.tensor([[1.0, float("nan")]])
-    with pytest.raises(NotQuantizedError, match="token 0"):
+    states_TH = torch.ones(3, _QUANTIZED_ELEMENTS // 2)
+    states_TH[2, 7] = float("nan")
+    with pytest.raises(NotQuantizedError, match="token 2"):
         quantized(states_TH)
 
 
