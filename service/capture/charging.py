@@ -40,9 +40,8 @@ def charge(
     """
     # Rows that are not finite are rejected by name in the end: no unit is at fault for them.
     is_blamed = unit.alone and isinstance(error, EngineDied) and not isinstance(error, StatesNotFinite)
-    lone, is_wrong = unit.session if is_blamed else None, isinstance(error, StatesWrong)
-    sound = is_wrong or (lone is not None and lone.has_captured)
-    how = {"alone": is_wrong or lone is not None, "sound": sound}
+    lone = unit.session if is_blamed else None
+    how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
     for sickness in store.write(workers.engine_died, unit.lease, error, settings.engine_rest_s, **how):
         with suppress(NotFound):  # it was deleted meanwhile
             record(partial(store.write, workers.block, sickness), stopped)

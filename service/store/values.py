@@ -126,9 +126,13 @@ class JobRow:
 
 
 class LoneDeaths(Wire):
-    """Engines died on a unit that ran alone; `sound` lists workers whose engines had captured another one."""
+    """Engines died on a unit that ran alone; `sound` lists workers whose engines had captured another one.
+
+    `wrong` lists those whose engines got wrong states for it, alone or not.
+    """
 
     sound: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +196,10 @@ class UnitLease(Lease):
     """The right to one attempt at capturing a unit, with its frozen samples as in `PlannedUnit`.
 
     It must run alone if it `is_probe`, since the worker's engine has died on the model and captured nothing
-    of it since, or if it has `lone_deaths`: an engine died on it without another unit. If it `is_answered`,
-    its samples already hold the target's answers. Its files stay on `host`, a number, until they are stored.
-    `engine` is the name and version of the engine that the job was begun with, if it was begun.
+    of it since, or if it has `lone_deaths`: an engine died on it without another unit, or got it wrong.
+    If it `is_answered`, its samples already hold the target's answers. Its files stay on `host`, a number,
+    until they are stored. `engine` is the name and version of the engine that the job was begun with, if it
+    was begun.
     """
 
     identity: Identity

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
@@ -18,7 +19,7 @@ from service.store.policies import POLICIES
 from service.store.stopping import stop
 from service.store.tables import HOST, JOB, SICKNESS, TASK, WORKER
 from service.store.transitions import lock_job
-from service.store.values import HOME, LoneDeaths, TaskKind, UnitLease
+from service.store.values import HOME, LoneDeaths, TaskKind, TaskState, UnitLease
 
 PAUSES = (1 / 3600, 1 / 360, 1.0)
 """Pauses after the first, the second and each further death in a row, as fractions of the full rest."""
@@ -174,9 +175,10 @@ def engine_died(
     """Count a death of the worker's engine; give the unit back without counting an attempt. Raises LeaseLost.
 
     Other causes that keep a worker from capturing, such as its own disk, are recorded in the same way.
-    `alone`: the unit ran alone, or got wrong states; if it is at fault, its problem names it when it fails.
-    `sound`: the engine had captured another unit, or answered. Return the sicknesses whose jobs must be
-    blocked because no worker is left that takes them.
+    `alone`: the unit ran alone; if it is at fault, it fails with a problem that names it. `sound`: the engine
+    had captured another unit. A job whose states are wrong fails if `is_at_fault` says so of the workers that
+    left units of it so which nobody has captured since: where the model is at fault, all units are wrong.
+    Return the sicknesses whose jobs must be blocked because no worker is left that takes them.
     """
     tasks.held(tx, lease)
     # Serialized: otherwise two workers that fall sick at once would each count on the other to take the
@@ -185,10 +187,6 @@ def engine_died(
     tx.forget_time()
     beat(tx, lease.owner, lease.ttl_s, host=lease.host)
     key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
-    wrong_by: list[str] = []
-    if isinstance(error, StatesWrong):  # of any unit: where the model is at fault, all of them are wrong
-        of_model = [one for one in sick(tx) if one.model_sha256 == key["model_sha256"]]
-        wrong_by = [one.owner for one in of_model if one.problem.type == WRONG]
     before = select(SICKNESS.c.deaths).filter_by(**key)
     deaths = 1 + (tx.connection.scalar(before) or 0)
     until = tx.now + timedelta(seconds=PAUSES[min(deaths, len(PAUSES)) - 1] * rest_s)
@@ -196,21 +194,31 @@ def engine_died(
     values = {"model": lease.model, "job_id": lease.job_id, **said}
     new = tx.insert(SICKNESS).values(**key, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=list(key), set_=values))
-    outcome, problem = Outcome.VOID, error.problem()
-    if alone:
-        earlier = lease.lone_deaths.sound if lease.lone_deaths else ()
-        lone = LoneDeaths(sound=(*earlier, lease.owner) if sound else earlier)
-        task = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
-        tx.connection.execute(update(TASK).where(task).values(lone_deaths=lone))
-        if is_at_fault((*lone.sound, *wrong_by), is_only_worker=_takers(tx, lease.job_id) <= {lease.owner}):
+    outcome, problem, is_wrong = Outcome.VOID, error.problem(), isinstance(error, StatesWrong)
+    if alone or is_wrong:
+        lone, field = lease.lone_deaths or LoneDeaths(), "wrong" if is_wrong else "sound"
+        if sound or is_wrong:
+            lone = lone.model_copy(update={field: (*getattr(lone, field), lease.owner)})
+        of_job = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind)
+        tx.connection.execute(update(TASK).where(of_job, TASK.c.item == lease.item).values(lone_deaths=lone))
+        blamed_by = _wrong_by(tx, of_job) if is_wrong else lone.sound
+        if is_at_fault(blamed_by, is_only_worker=_takers(tx, lease.job_id) <= {lease.owner}):
             outcome = Outcome.FAIL
-            if not isinstance(error, StatesWrong):
+            if not is_wrong:
                 when = f"engines die on unit {lease.item} when it runs alone, and on no other"
                 cure = f"{LOOK} for what it cannot run; submit a new job without those samples"
                 problem = type(error)(f"{when}: {error.detail}", cure=cure).problem()
     tasks.fail(tx, lease, problem, outcome, max_attempts=1)
     resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
     return [one for one in resting if not _takers(tx, one.job_id)]
+
+
+def _wrong_by(tx: Transaction, of_job: ColumnElement[bool]) -> list[str]:
+    """Return the present workers that got units wrong which are not captured yet, one as often as it did."""
+    left = select(TASK.c.lone_deaths).where(TASK.c.state != TaskState.DONE, TASK.c.lone_deaths.is_not(None))
+    wrong_by = chain.from_iterable(one.wrong for one in tx.connection.scalars(left.where(of_job)))
+    there = present(tx)
+    return [owner for owner in wrong_by if owner in there]
 
 
 def _takers(tx: Transaction, job_id: str) -> set[str]:
@@ -285,11 +293,11 @@ def try_again(tx: Transaction, job_id: str) -> None:
     tx.connection.execute(update(SICKNESS).where(SICKNESS.c.model_sha256 == of_job).values(until=tx.now))
 
 
-def is_at_fault(sound: Collection[str], *, is_only_worker: bool) -> bool:
+def is_at_fault(blamed_by: Collection[str], *, is_only_worker: bool) -> bool:
     """Return whether a unit is at fault for the deaths of engines that ran it alone, each after another unit.
 
-    The same rule says whether a model is at fault for states that engines get wrong. `sound` lists their
+    The same rule says whether a model is at fault for states that engines get wrong. `blamed_by` lists their
     workers: two different ones, or the only worker twice, are enough. A unit's first death alone never
     counts, since the engine before it had died, too.
     """
-    return len(set(sound)) > 1 or (is_only_worker and len(sound) > 1)
+    return len(set(blamed_by)) > 1 or (is_only_worker and len(blamed_by) > 1)

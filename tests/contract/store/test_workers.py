@@ -9,7 +9,7 @@ import pytest
 from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.worker import WorkerStatus
-from service.errors import EngineDied
+from service.errors import EngineDied, QuarryError, StatesWrong
 from service.store import HOME, Store, UnitLease, jobs, tasks, units, workers
 from service.store.workers import PAUSES, Sickness, is_at_fault
 from tests.support.store_cases import IDENTITY, TTL_S, Clock, commit, job_id, lease_unit, start_units
@@ -20,10 +20,12 @@ OTHER = IDENTITY.model_copy(update={"weights_sha256": "ab" * 32})
 """Another checkpoint under the same name."""
 
 
-def die(store: Store, lease: UnitLease, **how: bool) -> list[Sickness]:
+def die(
+    store: Store, lease: UnitLease, error: QuarryError = EngineDied("why"), **how: bool
+) -> list[Sickness]:
     """Let the engine of a lease's worker die, not alone unless said."""
     how = {"alone": False, "sound": False} | how
-    return store.write(workers.engine_died, lease, EngineDied("why"), REST_S, **how)
+    return store.write(workers.engine_died, lease, error, REST_S, **how)
 
 
 def fall_sick(store: Store, clock: Clock, owner: str, number: int = 1, deaths: int = 3) -> list[Sickness]:
@@ -223,3 +225,59 @@ def test_a_wait_that_ends_while_a_unit_is_looked_for_still_begins_with_another_u
     taken = lease_unit(store, "one")
     assert (taken.item, looked) == (1, 3)
     assert [row.state for row in store.read(units.of_job, job_id(1))] == ["pending", "leased", "pending"]
+
+
+@pytest.mark.parametrize(
+    ("events", "is_failed"),
+    [
+        ("a0 a1 a2", False),  # another worker is to try it
+        ("a0 b0", True),
+        ("a0 b1", True),  # where the model is at fault, all units are
+        ("a0 B0 b1", False),  # of the model, a worker got the same unit right
+        ("a0 a1 a2 B0 B1 B2 b3", False),
+        ("a0 A1 a0", False),
+        ("a0 -b a0", True),  # the only worker
+        ("-b a0 A1 a0", True),
+        ("a0 -a b1", False),  # the same node may go on under another name
+        ("a0 -a b1 b1", True),
+        ("a0 resume -b a0", False),
+        ("a0 next -b a0", False),
+        ("a0 next -b a0 a1", True),
+        ("d0 b0", False),  # an engine that died says nothing of states
+        ("a0 d0 b1", True),
+    ],
+)
+def test_states_are_the_models_fault_by_the_word_of_two_workers_or_of_the_only_one_twice(
+    store: Store, clock: Clock, events: str, is_failed: bool
+) -> None:
+    """A small letter is a worker whose engine gets a unit wrong, a large one right; `d`: that of a dies."""
+    start_units(store, 5)
+    there, number = {"a", "b"}, 1
+    for event in events.split():
+        who, unit = event[0].replace("d", "a").lower(), event[-1]
+        assert store.read(jobs.state, job_id(number)) is not JobState.FAILED
+        if event == "resume":
+            store.write(jobs.pause, job_id(1))
+            store.write(jobs.resume, job_id(1))
+        elif event == "next":
+            store.write(jobs.cancel, job_id(1))
+            start_units(store, 5, number := 2)
+        elif event[0] == "-":
+            there.remove(unit)
+            store.write(workers.leave, unit)
+        else:
+            clock.advance(REST_S)
+            for owner in there:
+                store.write(workers.beat, owner, TTL_S)
+            held = [lease_unit(store, who)]
+            while str(held[-1].item) != unit:
+                held.append(lease_unit(store, who))
+            for other in held[:-1]:
+                store.write(tasks.release, other)
+            if event[0].isupper():
+                commit(store, held[-1])
+            elif event[0] == "d":
+                die(store, held[-1], alone=True, sound=True)
+            else:
+                die(store, held[-1], StatesWrong("why"))
+    assert (store.read(jobs.state, job_id(number)) is JobState.FAILED) is is_failed
