@@ -5,15 +5,14 @@ written, a setting that the engine refuses, an engine that the job was not begun
 another worker's engine gets them wrong, or a new engine of the only worker.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from service.capture.held import HeldUnit
 from service.capture.session import EngineSession
 from service.errors import (
     DiskFull,
     EngineDied,
+    LeaseLost,
     NotFound,
     QuarryError,
     StatesNotFinite,
@@ -22,7 +21,6 @@ from service.errors import (
 )
 from service.settings import Settings
 from service.store import HOME, Store, UnitLease, commits, workers
-from service.work.runner import record
 
 
 def is_the_workers(lease: UnitLease, error: QuarryError) -> bool:
@@ -31,20 +29,20 @@ def is_the_workers(lease: UnitLease, error: QuarryError) -> bool:
     return is_disks or isinstance(error, EngineDied | StatesWrong)
 
 
-def charge(
-    store: Store, settings: Settings, unit: HeldUnit, error: QuarryError, stopped: Callable[[], bool]
-) -> None:
-    """Give a unit back whose worker failed; raises as `engine_died` does.
+def charge(store: Store, settings: Settings, unit: HeldUnit, error: QuarryError) -> None:
+    """Give a unit back whose worker failed, and block what no worker takes any more.
 
-    Then block what no worker takes any more, also if the store is away meanwhile, unless `stopped`.
+    If the store is away meanwhile, it may be called again.
     """
     # Rows that are not finite are rejected by name in the end: no unit is at fault for them.
     is_blamed = unit.alone and isinstance(error, EngineDied) and not isinstance(error, StatesNotFinite)
     lone = unit.session if is_blamed else None
     how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
-    for sickness in store.write(workers.engine_died, unit.lease, error, settings.engine_rest_s, **how):
+    with suppress(LeaseLost):  # also if the answer to an earlier call was lost
+        store.write(workers.engine_died, unit.lease, error, settings.engine_rest_s, **how)
+    for sickness in store.read(workers.untaken, unit.lease.identity.model_sha256()):
         with suppress(NotFound):  # it was deleted meanwhile
-            record(partial(store.write, workers.block, sickness), stopped)
+            store.write(workers.block, sickness)
 
 
 def check_engine(lease: UnitLease, session: EngineSession) -> None:

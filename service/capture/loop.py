@@ -357,7 +357,7 @@ class Capture:
         elif session is not None and session.spent:
             fail = partial(self._store.write, tasks.fail, lease, problem, Outcome.VOID, max_attempts=1)
         else:
-            fail = partial(charge, self._store, self._settings, unit, error, self.stop.is_set)
+            fail = partial(charge, self._store, self._settings, unit, error)
         if session is not None and is_workers:
             session.spent = True
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):

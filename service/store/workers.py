@@ -171,14 +171,13 @@ def places(tx: Transaction) -> Waits:
 
 def engine_died(
     tx: Transaction, lease: UnitLease, error: QuarryError, rest_s: float, *, alone: bool, sound: bool
-) -> list[Sickness]:
+) -> None:
     """Count a death of the worker's engine; give the unit back without counting an attempt. Raises LeaseLost.
 
     Other causes that keep a worker from capturing, such as its own disk, are recorded in the same way.
     `alone`: the unit ran alone; if it is at fault, it fails with a problem that names it. `sound`: the engine
     had captured another unit. A job whose states are wrong fails if `is_at_fault` says so of the workers that
     left units of it so which nobody has captured since: where the model is at fault, all units are wrong.
-    Return the sicknesses whose jobs must be blocked because no worker is left that takes them.
     """
     tasks.held(tx, lease)
     # Serialized: otherwise two workers that fall sick at once would each count on the other to take the
@@ -209,7 +208,11 @@ def engine_died(
                 cure = f"{LOOK} for what it cannot run; submit a new job without those samples"
                 problem = type(error)(f"{when}: {error.detail}", cure=cure).problem()
     tasks.fail(tx, lease, problem, outcome, max_attempts=1)
-    resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
+
+
+def untaken(tx: Transaction, model_sha256: str) -> list[Sickness]:
+    """Return the sicknesses of a model whose jobs must be blocked, as no worker is left that takes them."""
+    resting = [one for one in sick(tx, resting=True) if one.model_sha256 == model_sha256]
     return [one for one in resting if not _takers(tx, one.job_id)]
 
 

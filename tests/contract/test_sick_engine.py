@@ -4,15 +4,16 @@ import asyncio
 import itertools
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.job import JobState
 from service.capture.engine import Answer, Prompt
 from service.errors import StoreUnavailable
-from service.store import jobs, units, workers
+from service.store import Store, jobs, units, workers
 from service.store.database import Transaction
 from service.worker import EXIT_OK, EXIT_RESTS, run_worker
 from tests.contract.test_jobs import assert_whole
@@ -119,6 +120,23 @@ def test_a_job_is_blocked_also_if_the_database_is_away_once_the_death_is_recorde
         block(tx, sickness)
 
     monkeypatch.setattr(workers, "block", away_at_first)
+    sick.patience_s = 30.0  # less than it rests
+    assert sick.run(request(target, conversations(2))).state is JobState.BLOCKED
+
+
+def test_a_job_is_blocked_also_if_the_answers_to_the_records_of_deaths_are_lost(
+    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DIES, "start")
+    write = Store.write
+
+    def answered(self: Store, verb: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        answer = write(self, verb, *given, **named)
+        if verb is workers.engine_died:
+            raise StoreUnavailable("planted")
+        return answer
+
+    monkeypatch.setattr(Store, "write", answered)
     sick.patience_s = 30.0  # less than it rests
     assert sick.run(request(target, conversations(2))).state is JobState.BLOCKED
 

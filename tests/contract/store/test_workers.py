@@ -23,9 +23,10 @@ OTHER = IDENTITY.model_copy(update={"weights_sha256": "ab" * 32})
 def die(
     store: Store, lease: UnitLease, error: QuarryError = EngineDied("why"), **how: bool
 ) -> list[Sickness]:
-    """Let the engine of a lease's worker die, not alone unless said."""
+    """Let the engine of a lease's worker die, not alone unless said; return what is to be blocked."""
     how = {"alone": False, "sound": False} | how
-    return store.write(workers.engine_died, lease, error, REST_S, **how)
+    store.write(workers.engine_died, lease, error, REST_S, **how)
+    return store.read(workers.untaken, lease.identity.model_sha256())
 
 
 def fall_sick(store: Store, clock: Clock, owner: str, number: int = 1, deaths: int = 3) -> list[Sickness]:
@@ -128,7 +129,8 @@ def test_when_the_last_of_two_workers_falls_sick_the_jobs_of_both_are_blocked(
     with ThreadPoolExecutor(1) as pool:
         with store.writing() as tx:
             how = {"alone": False, "sound": False}
-            assert workers.engine_died(tx, leases[0], EngineDied("why"), REST_S, **how) == []
+            workers.engine_died(tx, leases[0], EngineDied("why"), REST_S, **how)
+            assert workers.untaken(tx, leases[0].identity.model_sha256()) == []
             dying = pool.submit(last) if at_once else None
         untaken = dying.result(60) if dying is not None else last()
     for sickness in untaken:
