@@ -4,11 +4,13 @@ import asyncio
 import sys
 from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from schemas.job import JobState
+from service.capture import not_finite
 from service.capture.engine import Answer, Prompt
 from service.store import commits, jobs, units, workers
 from tests.contract.test_jobs import assert_whole
@@ -164,6 +166,24 @@ def test_a_model_that_overflows_ends_with_those_samples_rejected_by_the_second_e
     }
     assert OverflowingEngine.started <= 3
     assert {row.attempts for row in shop.store.read(units.of_job, job.id)} == {1}
+
+
+def test_an_engine_whose_control_fails_leaves_a_finding_for_the_next_one_to_confirm(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A model overflows on a sample. 2. The second engine's device fails at the control. 3. It is mended."""
+    monkeypatch.setattr(OverflowingEngine, "overflows", {7})
+    use(shop, OverflowingEngine)
+    capture, failing = not_finite.capture_prompts, iter([True])
+
+    async def captured(*given: Any) -> Any:
+        return [{}] if next(failing, False) else await capture(*given)
+
+    monkeypatch.setattr(not_finite, "capture_prompts", captured)
+    job = shop.run(request(target, rows_of(range(6, 11)), loss="all"))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=4, rejected=1)
+    assert OverflowingEngine.started == 3
 
 
 @pytest.mark.parametrize("kind", ["file", "posted"])
