@@ -20,7 +20,7 @@
     |-- StoreUnavailable          503  the database or the data folder cannot be used: retried, not counted
     |   `-- VersionRefused             the database has another version's tables: restart the newest service
     |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
-    |-- EngineRefused             500  the engine cannot extract this: permanent
+    |-- EngineRefused             500  no worker's engine can extract this: permanent
     |-- EngineDied                503  the engine stopped: the unit is retried, the worker counts the death
     |   |-- EngineStuck                it runs but does not answer: the next unit gets a new engine
     |   `-- StatesNotFinite            it yields NaN or infinity, which no second engine has confirmed yet
@@ -241,7 +241,7 @@ class LeaseLost(QuarryError):
 
 
 class EngineRefused(QuarryError):
-    """The engine cannot extract what the job needs."""
+    """The engine cannot extract what the job needs, and no other worker takes the job."""
 
     title = "The engine cannot extract this"
     usual_cure = "see the job's problem for what vLLM refuses; change the model or the engine's options"

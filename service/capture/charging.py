@@ -1,8 +1,8 @@
 """Whose fault it is that a unit was not captured: the worker's, or else the unit's and so the job's.
 
 What an attempt says of its own machine is the worker's fault: an engine that dies, scratch that cannot be
-written, a setting that the engine refuses, an engine that the job was not begun with, and wrong states, until
-another worker's engine gets them wrong, or a new engine of the only worker.
+written, a setting or a job that the engine refuses, an engine that the job was not begun with, and wrong
+states, until another worker's engine gets them wrong, or a new engine of the only worker.
 """
 
 from contextlib import suppress

@@ -7,7 +7,6 @@ is abandoned; its successor elsewhere has another epoch and another folder.
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -74,8 +73,6 @@ class Capture:
         """The number of this worker's host, once it was read from the store."""
         self._waits: str | None = None
         """Why no units are leased of jobs whose local shards are removed once stored; None if they are."""
-        self._passes_on: dict[str, float] = {}
-        """Jobs that were begun with another engine, and until when no unit of them is leased."""
         self._last_job: str | None = None
         """The job of the unit leased last: the next unit of the same job needs no other engine."""
         self.rested = False
@@ -174,8 +171,7 @@ class Capture:
             WAITS.enter("alone")
             return False
         try:
-            leases, now_s = [unit.lease for unit in self._units.values()], time.monotonic()
-            self._passes_on = {job: until_s for job, until_s in self._passes_on.items() if until_s > now_s}
+            leases = [unit.lease for unit in self._units.values()]
             host = await self._known_host()
             self._waits = await asyncio.to_thread(scratch.full, self._store, self._settings, leases, host)
             lease = await asyncio.to_thread(
@@ -186,7 +182,6 @@ class Capture:
                 prefer_job=self._last_job,
                 is_full=self._waits is not None,
                 host=host,
-                passes_on=tuple(self._passes_on),
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
@@ -348,9 +343,8 @@ class Capture:
             session.trusted = False
         lease, problem = unit.lease, error.problem()
         is_workers = is_the_workers(lease, error)
-        if isinstance(error, EngineChanged):
-            self._passes_on[lease.job_id] = time.monotonic() + self._settings.lease_s
-            fail = partial(self._store.write, workers.pass_on, lease, problem)
+        if isinstance(error, EngineChanged | EngineRefused):
+            fail = partial(self._store.write, workers.pass_on, lease, error, self._settings.engine_rest_s)
         elif not is_workers:
             attempts = self._settings.unit_attempts, self._settings.publish_attempts
             fail = partial(self._store.write, workers.failed, lease, error, *attempts)

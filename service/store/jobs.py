@@ -311,11 +311,12 @@ def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
         if places is None or row["state"] not in TO_CAPTURE:
             return None
         starts = STARTS if row["id"] in places.starting else None
+        rests = waits.get(row["model_sha256"]) or waits.get(row["id"])
         if row["publish_subject"] == row["id"]:
             consumed = None if row["keeps_local"] else consumers.waits(tx, row["id"], places.disk)
-            return waits.get(row["model_sha256"]) or places.away or consumed or starts
+            return rests or places.away or consumed or starts
         full = places.disk if places.everywhere or not row["keeps_local"] else None
-        return waits.get(row["model_sha256"]) or full or starts
+        return rests or full or starts
 
     return [
         JobRow(

@@ -231,6 +231,8 @@ SICKNESS = Table(
     # The worker takes no unit of the model before this time.
     Column("until", UtcTime, nullable=False),
 )
+OF_JOB = SICKNESS.c.model_sha256.in_((JOB.c.model_sha256, JOB.c.id))
+"""True of a sickness from a job's model, or from the job alone, which a worker's engine refuses."""
 
 UNIT_COMMIT = Table(
     "unit_commit",

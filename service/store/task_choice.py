@@ -25,7 +25,7 @@ from sqlalchemy.orm import aliased
 
 from schemas.job import JobState
 from service.store.policies import POLICIES
-from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, OPEN_WEBHOOK, SICKNESS, TASK
+from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, OF_JOB, OPEN_WEBHOOK, SICKNESS, TASK
 from service.store.transitions import TASK_COLUMNS
 from service.store.values import HOME, TaskKind, TaskState
 
@@ -37,7 +37,7 @@ class Choice:
     `prefer_job` comes first among jobs of equal priority. With `outranking`, only jobs of higher priority
     than that job. With `spares_lone`, no task on which an engine died while it ran alone. With `unpushed`, no
     job that is pushed. With `is_full` (the disk), no unit of a job whose shards are removed once stored.
-    `host` is the owner's. No unit of the jobs in `passes_on`.
+    `host` is the owner's.
     """
 
     prefer_job: str | None = None
@@ -46,7 +46,6 @@ class Choice:
     unpushed: bool = False
     is_full: bool = False
     host: int = HOME
-    passes_on: tuple[str, ...] = ()
 
 
 ANY = Choice()
@@ -86,10 +85,9 @@ def jobs_with_work(
     if POLICIES[kind].of_units:
         at_home, is_full = bindparam("host", type_=Integer) == HOME, bindparam("is_full", type_=Boolean)
         query = query.where(or_(at_home, JOB.c.publish_subject != JOB.c.id))
-        query = query.where(JOB.c.id.not_in(bindparam("passes_on", expanding=True)))
         query = query.where(or_(and_(JOB.c.keeps_local, at_home), ~is_full))
         mine = SICKNESS.c.owner == bindparam("by_owner", type_=String), SICKNESS.c.until > clock
-        query = query.where(~exists().where(*mine, SICKNESS.c.model_sha256 == JOB.c.model_sha256))
+        query = query.where(~exists().where(*mine, OF_JOB))
     if outranks:
         other = aliased(JOB)
         of_other = select(other.c.priority).where(other.c.id == bindparam("outranking", type_=String))

@@ -1,6 +1,5 @@
 """Units: leasing them for capture with what an attempt needs, and listing them."""
 
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,17 +28,16 @@ def lease(
     prefer_job: str | None = None,
     is_full: bool = False,
     host: int = HOME,
-    passes_on: Collection[str] = (),
 ) -> UnitLease | None:
     """Lease the lowest free unit of the preferred job, or otherwise of the oldest job that has one.
 
-    Skips models from which the worker is waiting, the jobs in `passes_on` and, if the disk `is_full`, jobs
-    whose shards are removed once stored. Away from the data folder, takes only jobs that are pushed, whose
+    Skips models and jobs from which the worker is waiting and, if the disk `is_full`, jobs whose shards are
+    removed once stored. Away from the data folder, takes only jobs that are pushed, whose
     shards are always removed there once stored. If the worker's engine has died, units on which an engine
     died while they ran alone come last: another unit tells more about whose fault it was.
     """
     take = partial(tasks.lease, store, TaskKind.CAPTURE, partial(_grant, host=host), owner, ttl_s)
-    choice = Choice(prefer_job, is_full=is_full, host=host, passes_on=tuple(passes_on))
+    choice = Choice(prefer_job, is_full=is_full, host=host)
     any_unit, no_lone = (replace(choice, spares_lone=spares) for spares in (False, True))
     if not store.read(workers.is_sick, owner):
         return take(any_unit)

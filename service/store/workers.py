@@ -11,13 +11,22 @@ from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, sel
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
-from service.errors import DiskFull, HubUnavailable, Outcome, QuarryError, StatesWrong, WriteFailed
+from service.errors import (
+    DiskFull,
+    EngineChanged,
+    EngineRefused,
+    HubUnavailable,
+    Outcome,
+    QuarryError,
+    StatesWrong,
+    WriteFailed,
+)
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.policies import POLICIES
 from service.store.stopping import stop
-from service.store.tables import HOST, JOB, SICKNESS, TASK, WORKER
+from service.store.tables import HOST, JOB, OF_JOB, SICKNESS, TASK, WORKER
 from service.store.transitions import lock_job
 from service.store.values import HOME, LoneDeaths, TaskKind, TaskState, UnitLease
 
@@ -31,17 +40,22 @@ GAP_S = 120.0
 """A host without a sign of life for this long was away."""
 NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
-UNWRITTEN = frozenset(kind("").problem().type for kind in (WriteFailed, DiskFull))
-"""What a worker says of its own disk."""
-WRONG = StatesWrong("").problem().type
+FAILS = {
+    StatesWrong("").problem().type: "'s states are wrong",
+    WriteFailed("").problem().type: " cannot write",
+    DiskFull("").problem().type: " cannot write",
+    EngineRefused("").problem().type: "'s engine refuses it",
+    EngineChanged("").problem().type: " has another engine",
+}
+"""What is said of a worker with a problem, behind its name; of any other problem, that its engine dies."""
 DIED = SICKNESS.c.deaths > 0
-"""True of a sickness that is more than a model which the Hub did not give."""
+"""True of a sickness that is more than a model which the Hub did not give, or a job that is refused."""
 
 
 class Sickness(NamedTuple):
     """A model on which a worker's engine died `deaths` times in a row, the last time with `problem`.
 
-    The worker takes no unit of it before `until`.
+    The worker takes no unit of it before `until`. Of a job that its engine refuses, the model is the job.
     """
 
     owner: str
@@ -117,18 +131,19 @@ def is_sick(tx: Transaction, owner: str) -> bool:
 
 
 def _rests(tx: Transaction) -> ColumnElement[bool]:
-    return and_(SICKNESS.c.deaths >= len(PAUSES), SICKNESS.c.until > tx.clock)
+    is_refused = SICKNESS.c.model_sha256 == SICKNESS.c.job_id
+    return and_(or_(SICKNESS.c.deaths >= len(PAUSES), is_refused), SICKNESS.c.until > tx.clock)
 
 
 def left_by(tx: Transaction, owner: str) -> ColumnElement[bool]:
-    """Return SQL for whether a worker rests from a job's model, or its host does not capture the job."""
-    mine = SICKNESS.c.owner == owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
+    """Return SQL for whether a worker rests from a job or its model, or its host does not capture the job."""
     away = exists().where(WORKER.c.owner == owner, WORKER.c.host != HOME)
-    return or_(exists().where(*mine, _rests(tx)), and_(JOB.c.publish_subject == JOB.c.id, away))
+    rests = exists().where(SICKNESS.c.owner == owner, OF_JOB, _rests(tx))
+    return or_(rests, and_(JOB.c.publish_subject == JOB.c.id, away))
 
 
 def waits(tx: Transaction) -> dict[str, str]:
-    """Return why workers rest from a model, by the model's digest."""
+    """Return why workers rest from a model or a job, by the model's digest or the job's id."""
     said: dict[str, dict[str, None]] = {}
     for one in sick(tx, resting=True):
         of_model = said.setdefault(one.model_sha256, {})
@@ -138,9 +153,7 @@ def waits(tx: Transaction) -> dict[str, str]:
 
 def fails(problem: Problem) -> str:
     """Return what is said of a worker that fails with a problem, behind its name."""
-    if problem.type == WRONG:
-        return "'s states are wrong"
-    return " cannot write" if problem.type in UNWRITTEN else "'s engine dies"
+    return FAILS.get(problem.type, "'s engine dies")
 
 
 class Waits(NamedTuple):
@@ -179,20 +192,12 @@ def engine_died(
     had captured another unit. A job whose states are wrong fails if `is_at_fault` says so of the workers that
     left units of it so which nobody has captured since: where the model is at fault, all units are wrong.
     """
-    tasks.held(tx, lease)
-    # Serialized: otherwise two workers that fall sick at once would each count on the other to take the
-    # model.
-    tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
-    tx.forget_time()
-    beat(tx, lease.owner, lease.ttl_s, host=lease.host)
-    key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
-    before = select(SICKNESS.c.deaths).filter_by(**key)
+    _held_in_turn(tx, lease)
+    model_sha256 = lease.identity.model_sha256()
+    before = select(SICKNESS.c.deaths).filter_by(owner=lease.owner, model_sha256=model_sha256)
     deaths = 1 + (tx.connection.scalar(before) or 0)
     until = tx.now + timedelta(seconds=PAUSES[min(deaths, len(PAUSES)) - 1] * rest_s)
-    said = {"deaths": deaths, "problem": error.problem(), "until": until}
-    values = {"model": lease.model, "job_id": lease.job_id, **said}
-    new = tx.insert(SICKNESS).values(**key, **values)
-    tx.connection.execute(new.on_conflict_do_update(index_elements=list(key), set_=values))
+    _fall_sick(tx, lease, model_sha256, deaths=deaths, problem=error.problem(), until=until)
     outcome, problem, is_wrong = Outcome.VOID, error.problem(), isinstance(error, StatesWrong)
     if alone or is_wrong:
         lone, field = lease.lone_deaths or LoneDeaths(), "wrong" if is_wrong else "sound"
@@ -208,6 +213,25 @@ def engine_died(
                 cure = f"{LOOK} for what it cannot run; submit a new job without those samples"
                 problem = type(error)(f"{when}: {error.detail}", cure=cure).problem()
     tasks.fail(tx, lease, problem, outcome, max_attempts=1)
+
+
+def _held_in_turn(tx: Transaction, lease: UnitLease) -> None:
+    """Lock the job of a lease that is held, and the workers; record that its worker is present.
+
+    Otherwise two workers that fall sick at once would each count on the other to take the model.
+    """
+    tasks.held(tx, lease)
+    tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
+    tx.forget_time()
+    beat(tx, lease.owner, lease.ttl_s, host=lease.host)
+
+
+def _fall_sick(tx: Transaction, lease: UnitLease, model_sha256: str, **said: object) -> None:
+    """Record a sickness of a lease's worker from a model, which may be a job."""
+    key = {"owner": lease.owner, "model_sha256": model_sha256}
+    values = {"model": lease.model, "job_id": lease.job_id, **said}
+    new = tx.insert(SICKNESS).values(**key, **values)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=list(key), set_=values))
 
 
 def untaken(tx: Transaction, model_sha256: str) -> list[Sickness]:
@@ -227,13 +251,15 @@ def _wrong_by(tx: Transaction, of_job: ColumnElement[bool]) -> list[str]:
 def _takers(tx: Transaction, job_id: str) -> set[str]:
     """Return the workers that are there and take units of a job.
 
-    They see it, do not rest from its model, and have no engine, or the one that it was begun with.
+    They see it, rest neither from it nor from its model, and have no engine, or the one that it was begun
+    with.
     """
     job = select(JOB.c.publish_subject, JOB.c.provenance, JOB.c.model_sha256).where(JOB.c.id == job_id)
     row = tx.connection.execute(job).one_or_none()
     if row is None:
         return set()  # deleted meanwhile
-    rests = exists().where(SICKNESS.c.owner == WORKER.c.owner, SICKNESS.c.model_sha256 == row.model_sha256)
+    of_job = SICKNESS.c.model_sha256.in_((row.model_sha256, job_id))
+    rests = exists().where(SICKNESS.c.owner == WORKER.c.owner, of_job)
     query = select(WORKER.c.owner, WORKER.c.status).where(WORKER.c.alive_until > tx.clock)
     query = query.where(~rests.where(_rests(tx)))
     if row.publish_subject == job_id:
@@ -242,14 +268,20 @@ def _takers(tx: Transaction, job_id: str) -> set[str]:
     return {one.owner for one in there if begun is None or one.status.engine in (None, begun.engine.title)}
 
 
-def pass_on(tx: Transaction, lease: UnitLease, problem: Problem) -> None:
-    """Leave a unit to workers with the engine that its job was begun with, or block the job if none may be.
+def pass_on(tx: Transaction, lease: UnitLease, error: QuarryError, rest_s: float) -> None:
+    """Leave a job that an engine cannot capture to other workers, or end it if none takes it.
 
-    The other workers that are there and hold no engine now may have that one. Raises LeaseLost.
+    The other workers that are there and hold no engine now may have the right one. This one looks again when
+    any of them that was killed is known to be gone, and after each further `rest_s`. Raises LeaseLost.
     """
-    tasks.held(tx, lease)
-    others = _takers(tx, lease.job_id) - {lease.owner}
-    tasks.fail(tx, lease, problem, Outcome.VOID if others else Outcome.BLOCK, max_attempts=1)
+    _held_in_turn(tx, lease)
+    outcome, problem = error.outcome, error.problem()
+    if _takers(tx, lease.job_id) - {lease.owner}:
+        before = exists().where(SICKNESS.c.owner == lease.owner, SICKNESS.c.model_sha256 == lease.job_id)
+        wait_s = rest_s if tx.connection.scalar(select(before)) else lease.ttl_s
+        outcome, until = Outcome.VOID, tx.now + timedelta(seconds=wait_s)
+        _fall_sick(tx, lease, lease.job_id, deaths=0, problem=problem, until=until)
+    tasks.fail(tx, lease, problem, outcome, max_attempts=1)
 
 
 def failed(
@@ -291,9 +323,9 @@ def proven(tx: Transaction, lease: UnitLease) -> None:
 
 
 def try_again(tx: Transaction, job_id: str) -> None:
-    """Let every worker that rests from a job's model probe it again now."""
-    of_job = select(JOB.c.model_sha256).where(JOB.c.id == job_id).scalar_subquery()
-    tx.connection.execute(update(SICKNESS).where(SICKNESS.c.model_sha256 == of_job).values(until=tx.now))
+    """Let every worker that rests from a job or its model probe it again now."""
+    of_job = exists().where(JOB.c.id == job_id, OF_JOB)
+    tx.connection.execute(update(SICKNESS).where(of_job).values(until=tx.now))
 
 
 def is_at_fault(blamed_by: Collection[str], *, is_only_worker: bool) -> bool:

@@ -171,7 +171,7 @@ def test_a_model_that_overflows_ends_with_those_samples_rejected_by_the_second_e
 def test_an_engine_whose_control_fails_leaves_a_finding_for_the_next_one_to_confirm(
     shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. A model overflows on a sample. 2. The second engine's device fails at the control. 3. It is mended."""
+    """1. A model overflows on a sample. 2. The second engine's device fails at the control. 3. It is well."""
     monkeypatch.setattr(OverflowingEngine, "overflows", {7})
     use(shop, OverflowingEngine)
     capture, failing = not_finite.capture_prompts, iter([True])

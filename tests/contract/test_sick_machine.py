@@ -13,6 +13,7 @@ from service.capture import attempt_files
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.engine_options import check_engine_options
 from service.capture.link import EngineLink
+from service.errors import EngineRefused
 from service.settings import Settings
 from service.store import jobs, units, workers
 from tests.support.desk import REPO, TOKEN
@@ -127,7 +128,14 @@ class MisspeltEngine(FakeEngine):
         check_engine_options({"max_num_seq": 8}, {"max_num_seqs"})
 
 
-@pytest.mark.parametrize("engine", [NewerEngine, MisspeltEngine])
+class OlderEngine(FakeEngine):
+    """Of a worker that cannot run the model."""
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        raise EngineRefused("planted", field="model")
+
+
+@pytest.mark.parametrize("engine", [NewerEngine, MisspeltEngine, OlderEngine])
 def test_a_worker_with_another_engine_or_a_misspelt_option_fails_no_job(
     shop: Shop, target: Path, engine: type[FakeEngine]
 ) -> None:
@@ -135,6 +143,30 @@ def test_a_worker_with_another_engine_or_a_misspelt_option_fails_no_job(
     changes = {"engine": f"{__name__}:{engine.__name__}", "units_in_flight": 1}
     sick = shop.settings.model_copy(update=changes)
     both(shop, Capture(shop.store, sick, "sick"), Capture(shop.store, shop.settings, "healthy"), job_ids)
+
+
+def test_a_job_that_no_engine_runs_fails_by_the_word_of_the_last_worker(shop: Shop, target: Path) -> None:
+    """1. Two workers refuse it, one after the other. 2. It is resumed: both look again."""
+    shop.settings = shop.settings.model_copy(update={"engine": f"{__name__}:{OlderEngine.__name__}"})
+    job_id, owners = pushed(shop, target, "refused"), ("one", "two")
+    for owner in owners:
+        shop.store.write(workers.beat, owner, shop.settings.lease_s)
+
+    async def refused() -> None:
+        loops = [Capture(shop.store, shop.settings, owner) for owner in owners]
+        running = [asyncio.create_task(loop.run()) for loop in loops]
+        for looks in (2, 4):
+            await until(lambda: ended(shop, job_id))
+            job = shop.store.read(jobs.job, job_id)
+            assert job.state is JobState.FAILED and job.problem is not None
+            assert job.problem.type == "urn:quarry:engine-refused"
+            assert sum(unit.epoch for unit in shop.store.read(units.of_job, job_id)) == looks
+            shop.store.write(jobs.resume, job_id)
+        for loop in loops:
+            loop.stop.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(asyncio.wait_for(refused(), 60))
 
 
 def ended(shop: Shop, job_id: str) -> bool:

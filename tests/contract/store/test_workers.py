@@ -9,20 +9,19 @@ import pytest
 from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.worker import WorkerStatus
-from service.errors import EngineDied, QuarryError, StatesWrong
+from service.errors import EngineChanged, EngineDied, EngineRefused, QuarryError, StatesWrong
 from service.store import HOME, Store, UnitLease, jobs, tasks, units, workers
 from service.store.workers import PAUSES, Sickness, is_at_fault
 from tests.support.store_cases import IDENTITY, TTL_S, Clock, commit, job_id, lease_unit, start_units
 
 REST_S = 3600.0
 SHORT_S, LONGER_S = (share * REST_S for share in PAUSES[:2])
+DIED = EngineDied("why")
 OTHER = IDENTITY.model_copy(update={"weights_sha256": "ab" * 32})
 """Another checkpoint under the same name."""
 
 
-def die(
-    store: Store, lease: UnitLease, error: QuarryError = EngineDied("why"), **how: bool
-) -> list[Sickness]:
+def die(store: Store, lease: UnitLease, error: QuarryError = DIED, **how: bool) -> list[Sickness]:
     """Let the engine of a lease's worker die, not alone unless said; return what is to be blocked."""
     how = {"alone": False, "sound": False} | how
     store.write(workers.engine_died, lease, error, REST_S, **how)
@@ -165,6 +164,33 @@ def test_a_worker_that_cannot_go_on_with_a_job_counts_as_none_for_it(store: Stor
     commit(store, lease_unit(store, "one"))
     store.write(workers.beat, "two", 10 * REST_S, status=WorkerStatus(engine="vllm 0.33.0"))
     assert [one.job_id for one in fall_sick(store, clock, "one")] == [job_id(1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(EngineRefused("why"), JobState.FAILED), (EngineChanged("why"), JobState.BLOCKED)]
+)
+def test_a_job_is_left_to_other_workers_until_none_takes_it(
+    store: Store, clock: Clock, error: QuarryError, state: JobState
+) -> None:
+    """1. One of two workers passes a job on, twice. 2. The other is killed. 3. The first one looks again."""
+    start_units(store, 2)
+    start_units(store, 1, number=2)
+    for rest_s in (TTL_S, REST_S):
+        for owner in ("one", "two"):
+            store.write(workers.beat, owner, TTL_S)
+        store.write(workers.pass_on, lease_unit(store, "one", job_id(1)), error, REST_S)
+        waits = store.read(jobs.job, job_id(1)).waits
+        assert waits is not None and waits.endswith(": why")
+        assert sum(store.read(jobs.counts, "one").values()) == 1
+        other = lease_unit(store, "one", job_id(1))
+        assert other.job_id == job_id(2), "of the same model"
+        store.write(tasks.release, other)
+        clock.advance(rest_s)
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
+    store.write(workers.pass_on, lease_unit(store, "one", job_id(1)), error, REST_S)
+    assert store.read(jobs.state, job_id(1)) is state
+    store.write(jobs.resume, job_id(1))
+    assert lease_unit(store, "one", job_id(1)).job_id == job_id(1)
 
 
 def test_a_worker_that_ends_says_whether_it_rested(store: Store, clock: Clock) -> None:
