@@ -75,7 +75,8 @@ def test_a_machine_that_lacks_a_model_after_it_served_another_rests_and_serves_t
         await until(lambda: shop.store.read(jobs.state, second) is JobState.BLOCKED)
         (sickness,) = shop.store.read(workers.sick, resting=True)
         assert sickness.deaths == 3
-        assert sum(unit.epoch for unit in shop.store.read(units.of_job, second)) == 3
+        # One more is given back unused if the worker's wait ends between its two looks for a unit.
+        assert sum(unit.epoch for unit in shop.store.read(units.of_job, second)) in (3, 4)
         loop.stop.set()
         await running
 
