@@ -11,17 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.source import Sample
-from service.plan.sources.conversations import read_row
+from service.plan.sources.conversations import Read, read_row
 from service.plan.sources.rows import RejectReason, RowReject
 
 _TOKENS = frozenset({"token_ids", "input_ids", "loss_mask"})
 """Long columns of plain numbers."""
 
 
-def read_columns(
-    row: Mapping[str, Any], schema: pa.Schema | None, labels: Sequence[str]
-) -> tuple[str | None, Sample | RowReject]:
+def read_columns(row: Mapping[str, Any], schema: pa.Schema | None, labels: Sequence[str]) -> Read:
     """Return what `read_row` returns of a row whose columns have these types, if they are known."""
     plain = dict(row)
     for name in [name for name in row if name not in _TOKENS]:

@@ -38,8 +38,20 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names that servers and templates give to an answer's reasoning."""
 NAME: TypeAdapter[str | None] = TypeAdapter(Name | None)
 
+Read = tuple[str | None, Sample | RowReject]
+"""A row's own id, if it is usable, and its content."""
 
-def read_row(row: object, labels: Sequence[str] = ()) -> tuple[str | None, Sample | RowReject]:
+
+def read_line(line: bytes, labels: Sequence[str] = ()) -> Read:
+    """Return what `read_row` returns of a line of JSON."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return None, RowReject(RejectReason.NOT_JSON, f"{type(error).__name__}: {error}")
+    return read_row(row, labels)
+
+
+def read_row(row: object, labels: Sequence[str] = ()) -> Read:
     """Return the row's own id, if it is usable, and the sample with these labels.
 
     Never raises, whatever the row contains.

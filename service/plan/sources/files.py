@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.dataset.seal import sha256_of
-from schemas.source import FileSource, Sample
+from schemas.source import FileSource
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
-from service.plan.sources.conversations import COLUMNS, read_row
+from service.plan.sources.conversations import COLUMNS, Read, read_line
 from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
@@ -34,10 +34,6 @@ GLOB = re.compile(r"[*?\[]")
 MAX_LINE_BYTES = 64 * 2**20
 """A longer JSONL line is rejected; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
-
-_Read = tuple[str | None, Sample | RowReject]
-"""A row's own id, and its content."""
-
 
 _State = tuple[int, int, int, int]
 """Device, inode, length and ctime: when it was last written, renamed or linked, which only the kernel
@@ -237,7 +233,7 @@ def _by_descriptor(file: IO[bytes]) -> Path:
     return Path(f"/proc/self/fd/{file.fileno()}")
 
 
-def _jsonl_rows(name: str, packed: IO[bytes], labels: Sequence[str]) -> Iterator[_Read]:
+def _jsonl_rows(name: str, packed: IO[bytes], labels: Sequence[str]) -> Iterator[Read]:
     with cast(IO[bytes], gzip.GzipFile(fileobj=packed)) if name.endswith(".gz") else packed as file:
         first = True
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -249,7 +245,7 @@ def _jsonl_rows(name: str, packed: IO[bytes], labels: Sequence[str]) -> Iterator
                 if first and text.startswith(b"["):
                     detail = f"{Path(name).name!r} holds a JSON array, not one object a line"
                     raise _refused(detail, _CONVERT)
-                yield _parsed(text, labels)
+                yield read_line(text, labels)
             else:
                 continue
             first = False
@@ -260,15 +256,7 @@ def _skip_line(file: IO[bytes]) -> None:
         pass
 
 
-def _parsed(line: bytes, labels: Sequence[str]) -> _Read:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return None, RowReject(RejectReason.NOT_JSON, f"{type(error).__name__}: {error}")
-    return read_row(row, labels)
-
-
-def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterator[_Read]:
+def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterator[Read]:
     # Memory mapping and pre-buffering would hold whole row groups.
     with pq.ParquetFile(_by_descriptor(opened), pre_buffer=False) as file:
         columns = [name for name in file.schema_arrow.names if name in (*COLUMNS, *labels)]
@@ -284,7 +272,7 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
                 yield from (read_columns(row, batch.schema, labels) for row in rows)
 
 
-def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[_Read]:
+def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[Read]:
     """Read a batch with a cell that Python cannot represent: only that cell's row is rejected.
 
     Parquet does not check that strings are UTF-8, and its dates exceed Python's range.

@@ -5,11 +5,12 @@ would read absolute paths on this node, and any URL; here it reads only files of
 """
 
 import gzip
+import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -18,8 +19,8 @@ from schemas.source import HubSource
 from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
-from service.plan.sources.conversations import COLUMNS
-from service.plan.sources.rows import SourceRow
+from service.plan.sources.conversations import COLUMNS, Read, read_line, read_row
+from service.plan.sources.rows import RejectReason, SourceRow
 from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
@@ -83,12 +84,11 @@ class HubRows:
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows as they arrive; nothing is kept on disk."""
-        for position, (row, schema) in enumerate(islice(self._stream(), self.source.limit)):
-            own_id, content = read_columns(row, schema, self.labels)
+        for position, (own_id, content) in enumerate(islice(self._stream(), self.source.limit)):
             yield SourceRow(own_id or str(position), content)
 
-    def _stream(self) -> Iterator[tuple[Mapping[str, Any], Any]]:
-        """Yield rows, and the Arrow schema that all have, or null where it is not known."""
+    def _stream(self) -> Iterator[Read]:
+        """Yield each row's own id and its content."""
         import datasets
         import yaml  # type: ignore[import-untyped]
         from datasets.exceptions import DatasetsError
@@ -111,6 +111,9 @@ class HubRows:
                 if builder.name not in FORMS:
                     detail = f"{_what(self.source)} is of the form {builder.name!r}, which is not read"
                     raise SourceRefused(detail, field=_FIELD, cure="convert it to Parquet or JSONL")
+                if builder.name == "json":
+                    yield from self._json_rows(builder.config)
+                    return
                 stream = builder.as_streaming_dataset(split=self.source.split)
                 if stream.features is not None and require_decoding(stream.features):
                     # A row may name an image or audio file by any path or URL, so it is not opened.
@@ -119,11 +122,33 @@ class HubRows:
                     used = (*COLUMNS, *self.labels)
                     stream = stream.select_columns([name for name in stream.column_names if name in used])
                 schema = stream.features.arrow_schema if stream.features is not None else None
-                yield from ((row, schema) for row in stream)
+                yield from (read_columns(row, schema, self.labels) for row in stream)
             except (DatasetsError, yaml.YAMLError, *_BROKEN) as error:
                 fault = error if isinstance(error, DatasetsError) else repr(error)
                 detail = f"{_what(self.source)} cannot be read: {fault}"[:1000]
                 raise SourceRefused(detail, field=_FIELD, cure=_CURE) from error
+
+    def _json_rows(self, config: Any) -> Iterator[Read]:  # noqa: ANN401 - of `datasets`
+        """Read JSON as it is written: an object on each line, or documents.
+
+        `datasets` fixes the types of columns by the first 10 MB, and makes other text of what differs later.
+        """
+        from datasets.packaged_modules.text.text import Text
+
+        def texts(unit: str) -> Iterator[bytes]:
+            options = {"data_files": config.data_files, "encoding": config.encoding, "token": self.token}
+            stream = Text(sample_by=unit, **options).as_streaming_dataset(split=self.source.split)
+            return (text for row in stream if (text := row["text"].encode().strip()))
+
+        lines = texts("line")
+        first = next(lines, b"")
+        kind = getattr(read_line(first)[1], "reason", None)
+        if config.field is None and kind not in (RejectReason.NOT_JSON, RejectReason.NOT_AN_OBJECT):
+            yield from (read_line(line, self.labels) for line in chain((first,), lines))
+            return
+        for document in map(json.loads, texts("document")):
+            value = document if config.field is None else document[config.field]
+            yield from (read_row(row, self.labels) for row in (value if isinstance(value, list) else [value]))
 
 
 @contextmanager

@@ -21,9 +21,11 @@ from pydantic import SecretStr
 from schemas.source import HubSource, MixSource, Sample
 from service.errors import HubUnavailable, SourceRefused
 from service.plan.sources import RowSource, SourceRow, open_source, without_token
+from service.plan.sources.conversations import read_row
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub, Fault, Token
 
+ASK = [{"role": "user", "content": "q"}]
 SECRET, OWN = {"text": "of the node"}, {"text": "of the repository"}
 
 
@@ -77,6 +79,40 @@ def test_another_configuration_split_and_format_is_read(hub: FakeHub) -> None:
     config = {"config_name": "columns", "data_files": [{"split": "test", "path": "t.parquet"}]}
     files = {"README.md": card(config), "t.parquet": table.getvalue()}
     assert [row.content for row in rows(hub, files, config="columns", split="test")] == [Sample(**OWN)]
+
+
+ODD: list[dict[str, Any]] = [
+    {"id": "a", "text": '"quoted"', "on": "2024-01-01"},
+    {"id": "b", "text": "[1, 2]", "on": "2024-01-02"},
+    {"id": 3, "text": [{"type": "text", "text": "a part"}]},
+    {"id": "4", "text": "null", "on": None},
+    {"messages": ASK, "tools": [{"name": "f", "default": None, "least": 0.123456789012345}]},
+]
+"""Texts that are JSON, types that change, nulls and long numbers."""
+
+
+@pytest.mark.parametrize("files", ["lines", "array", "field", "packed"])
+def test_json_is_read_as_it_is_written(hub: FakeHub, files: str) -> None:
+    """`datasets` alone would fix the types by the first chunk, and make other text of later rows."""
+    expected = [read_row(row, ["on"])[1] for row in ODD]
+    named = {
+        "lines": ("a.jsonl", b"\xef\xbb\xbf" + jsonl(*ODD).replace(b"\n", b"\r\n\n")),
+        "array": ("a.json", json.dumps(ODD, indent=1).encode()),
+        "field": ("a.json", json.dumps({"version": 1, "data": ODD}).encode()),
+        "packed": ("a.jsonl.gz", gzip.compress(jsonl(*ODD))),
+    }
+    name, content = named[files]
+    more = {"field": "data"} if files == "field" else {"chunksize": 100}
+    held = {"README.md": card({"data_files": name} | more), name: content}
+    hub.add_repo("org/set", held)
+    asked = HubSource(kind="hub", repo_id="org/set")
+    opened = open_source(asked, Settings(hub_endpoint=hub.url), labels=("on",))
+    assert [row.content for row in opened.rows()] == expected
+
+
+def test_a_line_that_is_no_json_is_a_reject(hub: FakeHub) -> None:
+    read = rows(hub, {"train.jsonl": jsonl(OWN) + b"{\n" + jsonl(OWN)})
+    assert [isinstance(row.content, Sample) for row in read] == [True, False, True]
 
 
 def test_a_source_for_a_child_that_checks_holds_no_token(hub: FakeHub) -> None:
