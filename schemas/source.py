@@ -74,8 +74,8 @@ class Message(Wire):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the mapping that a chat template sees: only the keys that were given."""
-        return {key: value for key, value in self.model_dump(mode="json").items() if value is not None}
+        """Return the mapping that a chat template sees: the given keys, without empty calls."""
+        return {key: value for key, value in self.model_dump(mode="json").items() if value not in (None, [])}
 
 
 class Sample(Wire):

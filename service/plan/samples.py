@@ -302,7 +302,7 @@ def _for_template(message: Message) -> dict[str, Any]:
     if message.reasoning_content:
         seen |= dict.fromkeys(THOUGHTS, message.reasoning_content)
     for call in seen.get("tool_calls", ()):
-        function = call.get("function")
+        function = call.get("function", call)
         if isinstance(function, dict) and isinstance(arguments := function.get("arguments") or "{}", str):
             try:
                 function["arguments"] = json.loads(arguments)

@@ -359,6 +359,20 @@ def test_call_arguments_given_as_json_text_reach_the_template_as_an_object(tmp_p
     assert with_arguments(None) == with_arguments("") == with_arguments({})
 
 
+def test_a_call_may_be_the_function_itself_and_no_calls_are_no_key(tmp_path: Path) -> None:
+    either = templates.QWEN3.replace(
+        "in message.tool_calls or []", "in message.tool_calls or ['none']"
+    ).replace("call.function", "(call.function or call)")
+    # A template that asks whether the key is there would write a call.
+    template = "{{% if messages[-1].tool_calls is defined %}}{}{{% else %}}{}{{% endif %}}"
+    tokenizer = a_tokenizer(tmp_path, template.format(either, templates.CHATML))
+    flat = {"name": "add", "arguments": '{"a": 1}'}
+    runs, _ = pieces(tokenizer, chat("user: x", {"role": "assistant", "tool_calls": [flat]}))
+    assert runs == [EMPTY_THOUGHT + CALL_TEXT]
+    none = {"role": "assistant", "content": "y", "tool_calls": []}
+    assert pieces(tokenizer, chat("user: x", none))[0] == ["y<|im_end|>"]
+
+
 def test_the_day_does_not_change_the_tokens(tmp_path: Path) -> None:
     _, whole = pieces(a_tokenizer(tmp_path, templates.DATED), chat(*TWO))
     assert whole.startswith("2024-07-26")
