@@ -14,7 +14,7 @@ import pyarrow as pa
 from service.plan.sources.conversations import Read, read_row
 from service.plan.sources.rows import RejectReason, RowReject
 
-_TOKENS = frozenset({"token_ids", "input_ids", "loss_mask"})
+_TOKENS = frozenset({"token_ids", "input_ids", "loss_mask", "attention_mask"})
 """Long columns of plain numbers."""
 
 

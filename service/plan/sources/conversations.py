@@ -17,10 +17,13 @@ from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
 COLUMNS = (
     *("id", "messages", "conversations", "system", "tools"),
-    *("token_ids", "input_ids", "loss_mask", "text", "prompt", "labels", "assistant_masks", "completion"),
+    *("token_ids", "input_ids", "loss_mask", "attention_mask", "labels", "assistant_masks"),
+    *("text", "prompt", "completion", "response"),
 )
 """Every column that is used; columnar files are read only for these and the labels."""
 
+ANSWERS = ("completion", "response")
+"""Columns with the answer to a `prompt`."""
 FUNCTION_CALL = "function_call"
 """The speaker of an assistant's tool call."""
 ROLES = {role: role for role in ("assistant", "developer", "system", "tool", "user")}
@@ -71,24 +74,30 @@ def read_row(row: object, labels: Sequence[str] = ()) -> Read:
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
     if row.get("messages") is not None:
-        messages = [_openai_message(turn) for turn in _turns(row, "messages")]
+        messages = [_openai_message(turn, "messages") for turn in _turns(row, "messages")]
     elif row.get("conversations") is not None:
-        messages = _sharegpt_messages(row)
+        messages = [_sharegpt_message(turn) for turn in _turns(row, "conversations")]
     elif (ids := _first(row, "token_ids", "input_ids")) is not None:
         masks = isinstance(row.get("labels"), list) or row.get("assistant_masks") is not None
         if masks and row.get("loss_mask") is None:
             detail = "'labels' and 'assistant_masks' are not read: give 'loss_mask', a 0 or 1 for each token"
             raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
+        if isinstance(attended := row.get("attention_mask"), list) and 0 in attended:
+            detail = "attention_mask: has zeros: leave the padding out of the token ids"
+            raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
         return {"token_ids": ids, "loss_mask": row.get("loss_mask")}
     elif (text := _first(row, "text", "prompt")) is not None:
-        if row.get("text") is None and row.get("completion") is not None:
-            detail = "'completion' is not read: give 'messages', of which the last is the assistant's"
+        answers = [name for name in ANSWERS if row.get(name) is not None]
+        if row.get("text") is None and answers:
+            detail = f"{answers[0]!r} is not read: give 'messages', of which the last is the assistant's"
             raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
         return {"text": _text(text)}
     else:
         needed = "'messages', 'conversations', 'token_ids', 'input_ids', 'text' or 'prompt'"
         columns = sorted(str(key) for key in row)
         raise RejectedError(RejectReason.NO_SAMPLE, f"a row needs one of {needed}; this one has {columns}")
+    if row.get("system") and messages and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": _text(row["system"])})
     return {"messages": messages, "tools": _tools(row.get("tools"))}
 
 
@@ -141,13 +150,17 @@ def _role(name: object, roles: Mapping[str, str], where: str) -> str:
     return role
 
 
-def _openai_message(turn: Mapping[str, Any]) -> dict[str, Any]:
-    _role(turn.get("role"), ROLES, "messages: role")
+def _openai_message(turn: Mapping[str, Any], column: str) -> dict[str, Any]:
+    role = _role(turn.get("role"), ROLES, f"{column}: role")
     # Columnar files fill missing keys with null, and an empty list of calls means no call.
     kept = {key: turn[key] for key in Message.model_fields if turn.get(key) is not None and turn[key] != []}
     if turn.get(FUNCTION_CALL) is not None:
-        raise RejectedError(RejectReason.BAD_TOOL_CALL, "messages: give 'tool_calls' for 'function_call'")
-    _check_weight(turn, turn["role"], "messages")
+        raise RejectedError(RejectReason.BAD_TOOL_CALL, f"{column}: give 'tool_calls' for 'function_call'")
+    if role == "assistant" and turn.get("weight") not in (None, 1):
+        detail = (
+            f"{column}: no 'weight' but 1 is read: leave the turn out, or give 'token_ids' and a 'loss_mask'"
+        )
+        raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
     if thoughts := [turn[name] for name in THOUGHTS if turn.get(name) is not None]:
         kept[THOUGHTS[0]] = next(filter(None, thoughts), thoughts[0])
     if "content" in kept:
@@ -155,31 +168,17 @@ def _openai_message(turn: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _check_weight(turn: Mapping[str, Any], role: str, column: str) -> None:
-    if role == "assistant" and turn.get("weight", 1) in (0, False):
-        detail = f"{column}: 'weight' is not read: leave the turn out, or give 'token_ids' and a 'loss_mask'"
-        raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
-
-
-def _sharegpt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    messages = [_sharegpt_message(turn) for turn in _turns(row, "conversations")]
-    if row.get("system") and not (messages and messages[0]["role"] == "system"):
-        messages.insert(0, {"role": "system", "content": _text(row["system"])})
-    return messages
-
-
 def _sharegpt_message(turn: Mapping[str, Any]) -> dict[str, Any]:
     speaker, value = turn.get("from"), turn.get("value")
     if speaker is None and turn.get("role") is not None:
-        return _openai_message(turn)
-    role = _role(speaker, SPEAKERS, "conversations: speaker")
-    _check_weight(turn, role, "conversations")
+        return _openai_message(turn, "conversations")
+    said = {**turn, "role": _role(speaker, SPEAKERS, "conversations: speaker"), "content": value}
     if speaker == FUNCTION_CALL:
-        return {"role": role, "tool_calls": _function_calls(value)}
-    if value is None:
+        said |= {"content": None, "tool_calls": _function_calls(value)}
+    elif value is None:
         detail = f"conversations: a turn of {speaker!r} has no 'value'"
         raise RejectedError(RejectReason.NOT_TEXT, detail)
-    return {"role": role, "content": _text(value)}
+    return _openai_message(said, "conversations")
 
 
 def _function_calls(value: object) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from schemas.source import Sample
 from service.plan.sources import RejectReason, RowReject
-from service.plan.sources.conversations import read_row
+from service.plan.sources.conversations import FUNCTION_CALL, read_row
 
 
 def turns(sample: Sample | RowReject) -> list[dict[str, Any]]:
@@ -41,6 +41,9 @@ PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
         ({"messages": [ASK | {"content": PARTS}]}, [ASK | {"content": "one two"}]),
         ({"conversations": [ASK, ANSWER], "system": "be brief"}, [SYSTEM, ASK, ANSWER]),
         ({"prompt": "q", "messages": [ASK, ANSWER]}, [ASK, ANSWER]),
+        ({"messages": [ASK, ANSWER], "system": "be brief"}, [SYSTEM, ASK, ANSWER]),
+        ({"messages": [SYSTEM, ASK], "system": "be long"}, [SYSTEM, ASK]),
+        ({"messages": [ASK, ANSWER | {"weight": 1.0}]}, [ASK, ANSWER]),
     ],
 )
 def test_openai_messages_are_read(row: dict[str, Any], expected: list[dict[str, Any]]) -> None:
@@ -53,7 +56,8 @@ def test_openai_messages_are_read(row: dict[str, Any], expected: list[dict[str, 
         ({"text": "hello", "id": 7}, Sample(id="7", text="hello")),
         ({"prompt": "hello", "id": ""}, Sample(text="hello")),
         ({"token_ids": [1, 2], "loss_mask": [0, 1]}, Sample(token_ids=(1, 2), loss_mask=(0, 1))),
-        ({"input_ids": [1, 2]}, Sample(token_ids=(1, 2))),
+        ({"input_ids": [1, 2], "attention_mask": [1, 1]}, Sample(token_ids=(1, 2))),
+        ({"text": "x", "response": "y"}, Sample(text="x")),
     ],
 )
 def test_text_and_token_ids_are_read(row: dict[str, Any], expected: Sample) -> None:
@@ -84,6 +88,13 @@ def test_reasoning_is_read_by_each_of_its_names(name: str) -> None:
     others = {"reasoning_content": "", "reasoning": None}
     (turn,) = turns(read_row({"messages": [{"role": "assistant", "content": "4", **others, name: "hm"}]})[1])
     assert turn == {"role": "assistant", "content": "4", "reasoning_content": "hm"}
+
+
+def test_all_that_a_sharegpt_answer_says_is_read() -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    more = {"reasoning": "hm", "tool_calls": calls}
+    (turn,) = turns(read_row({"conversations": [{"from": "gpt", "value": "4"} | more]})[1])
+    assert turn == {"role": "assistant", "content": "4", "reasoning_content": "hm", "tool_calls": calls}
 
 
 def test_sharegpt_conversations_are_read_with_their_roles() -> None:
@@ -128,8 +139,13 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
         ({"token_ids": [1, 2], "loss_mask": [1, 2]}, RejectReason.INVALID_SAMPLE),
         ({"input_ids": [1, 2], "labels": [-100, 2]}, RejectReason.INVALID_SAMPLE),
         ({"input_ids": [1, 2], "assistant_masks": [0, 1]}, RejectReason.INVALID_SAMPLE),
+        ({"input_ids": [1, 2], "attention_mask": [0, 1]}, RejectReason.INVALID_SAMPLE),
+        ({"input_ids": [1], "loss_mask": [0], "attention_mask": [False]}, RejectReason.INVALID_SAMPLE),
         ({"prompt": "x", "completion": "y"}, RejectReason.INVALID_SAMPLE),
+        ({"prompt": "x", "response": ""}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK, ANSWER | {"weight": 0}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, RejectReason.INVALID_SAMPLE),
+        ({"conversations": [{"from": "gpt", "value": "a", FUNCTION_CALL: {}}]}, RejectReason.BAD_TOOL_CALL),
         ({"conversations": [ASK, {"from": "gpt", "value": "a", "weight": 0.0}]}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK, ANSWER | {"function_call": {"name": "f"}}]}, RejectReason.BAD_TOOL_CALL),
         ({"messages": [ASK, ANSWER | {"thinking": 3}]}, RejectReason.INVALID_SAMPLE),
