@@ -1,7 +1,7 @@
 """Renders messages with a chat template, deterministically. Runs in the planning child."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -137,6 +137,33 @@ class Conversation:
     def prompt(self) -> str:
         """Render the messages as the prompt of the next turn."""
         return self.template.render(self.messages, self.tools, add_generation_prompt=True).text
+
+    def check_written(self) -> None:
+        """Raise RenderFailed if the template leaves out calls, or a message that is no answer: many do.
+
+        They are rendered with stand-ins; if that fails, nothing is known.
+        """
+        others = list(self.messages)
+        for place, message in enumerate(self.messages):
+            function = {"name": _stand_in(place), "arguments": {}}
+            if calls := message.get("tool_calls"):
+                renamed = [{**call, **function, "function": function} for call in calls]
+                others[place] = {**message, "tool_calls": renamed}
+            elif message["role"] != "assistant":
+                others[place] = {**message, "content": _stand_in(place)}
+        try:
+            text = replace(self, messages=others).rendering.text
+        except RenderFailed:
+            return
+        for place, message in enumerate(self.messages):
+            if others[place] is not message and _stand_in(place) not in text:
+                what = "the calls of " if message.get("tool_calls") else ""
+                fault = f"the template leaves out {what}message {place}, of role {message['role']!r}"
+                raise RenderFailed(f"{fault}: pass a 'chat_template' that writes it")
+
+
+def _stand_in(place: int) -> str:
+    return f"QuarryStandIn{place}X"
 
 
 def _marks_generation(tree: nodes.Template) -> bool:

@@ -112,7 +112,10 @@ class SampleTokenizer:
 
     def _chat(self, sample: Sample, entry: MixEntry | None) -> Conversation:
         messages = [_for_template(message) for message in sample.messages or ()]
-        return self.chat(messages, list(sample.tools or self._request.tools) or None, entry)
+        chat = self.chat(messages, list(sample.tools or self._request.tools) or None, entry)
+        is_answered = self._request.generate is not None and messages[-1]["role"] == "assistant"
+        replace(chat, messages=messages[:-1] if is_answered else messages).check_written()
+        return chat
 
     def chat(self, messages: Messages, tools: Tools, entry: MixEntry | None) -> Conversation:
         """Return messages and template, compiled with a `mix` entry's options. Raises TemplateRefused."""
@@ -232,6 +235,7 @@ class SampleTokenizer:
             template = ChatTemplate(source, self.texts.special_tokens, options)
             try:
                 template.render(PROBE, None, add_generation_prompt=False)
+                Conversation(template, PROBE).check_written()
             except (RenderFailed, RenderTooLong) as error:
                 fault = f"does not render a plain conversation: {error}"
                 raise self._refused(template, fault, "pass a 'chat_template' that does") from error

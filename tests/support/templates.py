@@ -35,6 +35,9 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """A newline follows each end mark."""
 
+CALLING = CHATML.replace("message.content +", "message.content + (message.tool_calls or '') | tojson +")
+"""Writes calls."""
+
 LLAMA3 = """\
 {{- bos_token }}
 {%- for message in messages %}

@@ -117,18 +117,18 @@ def test_where_answers_do_not_stay_as_they_are_each_turn_is_a_row(
 
 
 def test_conversations_with_results_of_tools_need_a_parser_and_have_a_row_a_turn(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer(tmp_path, templates.CHATML, generate=ALL)
+    tokenizer = a_tokenizer(tmp_path, templates.CALLING, generate=ALL)
     with pytest.raises(OptionRefused) as refusal:
         tokenizer.rows(chat(*CALLED), "a")
     assert refusal.value.field == "generate.tool_parser"
-    tokenizer = a_tokenizer(tmp_path, templates.CHATML, generate=ALL | {"tool_parser": "hermes"})
+    tokenizer = a_tokenizer(tmp_path, templates.CALLING, generate=ALL | {"tool_parser": "hermes"})
     first, second = planned(tokenizer, chat(*CALLED))
     assert "parser" in first.dialogue.why
     (block,) = json.loads(second.dialogue.document)["blocks"]
     assert (block[0][0]["role"], block[1]) == ("tool", [["add", None]])
 
 
-KNOWS_CALLS = "{%- set ns = namespace(called=false) %}" + templates.CHATML.replace(
+KNOWS_CALLS = "{%- set ns = namespace(called=false) %}" + templates.CALLING.replace(
     "{{- '<|im_start|>'",
     "{%- if message.role == 'tool' and not ns.called %}{{ raise_exception('no call before') }}{% endif %}"
     "{%- set ns.called = 'tool_calls' in message %}{{- '<|im_start|>'",

@@ -229,10 +229,37 @@ def test_a_conversation_of_too_many_turns_for_its_length_is_a_reject(
 
 
 def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_path: Path) -> None:
-    only_parts = templates.CHATML.replace("message.content", "message.content[0].text")
-    with pytest.raises(TemplateRefused, match="does not render a plain conversation") as caught:
-        a_tokenizer(tmp_path, only_parts).rows(chat(*TWO), "")
-    assert caught.value.field == "chat_template" and caught.value.cure
+    for only_parts in ("message.content[0].text", "(message.content[0].text or '')"):
+        template = templates.CHATML.replace("message.content", only_parts)
+        with pytest.raises(TemplateRefused, match="does not render a plain conversation") as caught:
+            a_tokenizer(tmp_path / f"{len(template)}", template, loss="all").rows(chat(*TWO), "")
+        assert caught.value.field == "chat_template" and caught.value.cure
+
+
+LEFT_OUT = [
+    (CALLED, templates.CHATML, "the calls of message 1, of role 'assistant'"),
+    (({"role": "developer", "content": "Be brief."}, *TWO), "developer", "message 0, of role 'developer'"),
+    ((*TWO, {"role": "system", "content": "e"}, *TWO), "system", "message 4, of role 'system'"),
+    (("user: x", {"role": "tool", "content": "user"}, "assistant: y"), "tool", "message 1, of role 'tool'"),
+]
+
+
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+@pytest.mark.parametrize(("turns", "template", "what"), LEFT_OUT)
+def test_a_sample_of_which_the_template_leaves_something_out_is_a_reject(
+    tmp_path: Path, turns: tuple[Any, ...], template: str, what: str, loss: str
+) -> None:
+    if template in ("developer", "system", "tool"):
+        kept = f"in messages if message.role != '{template}' %}}"
+        template = templates.CALLING.replace("in messages %}", kept, 1)
+    reject = rejected(a_tokenizer(tmp_path, template, loss=loss), chat(*turns))
+    assert reject.reason == "template-failed" and f"the template leaves out {what}: pass" in reject.detail
+
+
+def test_an_answer_of_the_source_may_be_left_out_where_the_target_answers(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 16})
+    asked = chat("user: x", {"role": "assistant", "tool_calls": [CALL]})
+    assert encoded(tokenizer, asked).ids.tolist() == encoded(tokenizer, chat("user: x")).ids.tolist()
 
 
 def test_a_template_from_the_request_replaces_the_models(tmp_path: Path) -> None:
@@ -261,9 +288,6 @@ BARE = "{% for m in messages %}{{ 'Q:' + m.content + ' A:' if m.role == 'user' e
 BOOM = "{{ '!' if messages and 'boom' in messages[-1].content }}" + templates.CHATML.replace(
     "message.content +", "message.content.replace('assistant\\n', '') +"
 )
-CALLS = templates.CHATML.replace(
-    "message.content +", "message.content + (message.tool_calls or '') | tojson +"
-)
 SURROGATE = {"role": "assistant", "content": "", "tool_calls": [{"a": "\ud800"}]}
 GENERATE = {"generate": {"max_tokens": 40}, "config": {"max_position_embeddings": 51}}
 
@@ -281,7 +305,7 @@ REJECTED = [
     case(Sample(text=""), "empty"),
     case(Sample(token_ids=(1, 100_000)), "id-outside-vocabulary", "100000"),
     case(Sample(token_ids=(1, 2), loss_mask=(0, 0)), "nothing-supervised"),
-    case(chat("user: x", SURROGATE), "invalid-sample", "surrogates", CALLS),
+    case(chat("user: x", SURROGATE), "invalid-sample", "surrogates", templates.CALLING),
     case(ASKED, "nothing-supervised", "no assistant turn"),
     case(ASKED, "nothing-supervised", "no assistant turn", templates.GENERATION),
     case(chat("assistant: Hello."), "template-failed", "roles must alternate", templates.STRICT_ROLES),
