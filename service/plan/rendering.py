@@ -1,6 +1,7 @@
 """Renders messages with a chat template, deterministically. Runs in the planning child."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -62,7 +63,8 @@ class Rendering:
 class ChatTemplate:
     """One compiled template with the tokenizer's special tokens as variables. Runs in jinja's sandbox.
 
-    `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks.
+    `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks,
+    `reads_tools` whether it reads `tools`.
     `options` are further variables, all of which it must read. It may run forever, so only a child process
     compiles or renders it. Raises TemplateRefused if it is not a template, or has generation blocks whose
     positions cannot be known.
@@ -85,7 +87,8 @@ class ChatTemplate:
             self._environment.filters.pop("random", None)
             tree = self._environment.parse(source)
             self.marks_generation = _marks_generation(tree)
-            unread = options.keys() - meta.find_undeclared_variables(tree)
+            read = meta.find_undeclared_variables(tree)
+            self.reads_tools, unread = "tools" in read, options.keys() - read
             self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             # The other errors: nesting too deep for the parser or for Python, or a number with too many
@@ -139,31 +142,29 @@ class Conversation:
         return self.template.render(self.messages, self.tools, add_generation_prompt=True).text
 
     def check_written(self) -> None:
-        """Raise RenderFailed if the template leaves out calls, or a message that is no answer: many do.
+        """Raise RenderFailed if the template leaves out tools, calls, or a message that is no answer.
 
-        They are rendered with stand-ins; if that fails, nothing is known.
+        Many do so silently. Stand-ins for calls and messages are rendered; if that fails, nothing is known.
         """
-        others = list(self.messages)
-        for place, message in enumerate(self.messages):
-            function = {"name": _stand_in(place), "arguments": {}}
-            if calls := message.get("tool_calls"):
-                renamed = [{**call, **function, "function": function} for call in calls]
-                others[place] = {**message, "tool_calls": renamed}
-            elif message["role"] != "assistant":
-                others[place] = {**message, "content": _stand_in(place)}
-        try:
+        words = [f"QuarryStandIn{place}X" for place in range(len(self.messages))]
+        others = list(map(_instead, self.messages, words))
+        left = [] if self.template.reads_tools or not self.tools else ["the tools"]
+        with suppress(RenderFailed):
             text = replace(self, messages=others).rendering.text
-        except RenderFailed:
-            return
-        for place, message in enumerate(self.messages):
-            if others[place] is not message and _stand_in(place) not in text:
-                what = "the calls of " if message.get("tool_calls") else ""
-                fault = f"the template leaves out {what}message {place}, of role {message['role']!r}"
-                raise RenderFailed(f"{fault}: pass a 'chat_template' that writes it")
+            for place, (message, other) in enumerate(zip(self.messages, others, strict=True)):
+                if other is not message and words[place] not in text:
+                    what = "calls" if message["role"] == "assistant" else "text"
+                    left.append(f"the {what} of message {place}, of {message['role']!r}")
+        if left:
+            raise RenderFailed(f"the template leaves out {left[0]}: pass a 'chat_template' that writes it")
 
 
-def _stand_in(place: int) -> str:
-    return f"QuarryStandIn{place}X"
+def _instead(message: Mapping[str, Any], word: str) -> Mapping[str, Any]:
+    """Return a message with calls of `word`, or one that is no answer and says it; any other unchanged."""
+    if calls := message.get("tool_calls"):
+        named = {"name": word, "arguments": {}}
+        return {**message, "tool_calls": [{**call, **named, "function": named} for call in calls]}
+    return message if message["role"] == "assistant" else {**message, "content": word}
 
 
 def _marks_generation(tree: nodes.Template) -> bool:

@@ -237,10 +237,18 @@ def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_pat
 
 
 LEFT_OUT = [
-    (CALLED, templates.CHATML, "the calls of message 1, of role 'assistant'"),
-    (({"role": "developer", "content": "Be brief."}, *TWO), "developer", "message 0, of role 'developer'"),
-    ((*TWO, {"role": "system", "content": "e"}, *TWO), "system", "message 4, of role 'system'"),
-    (("user: x", {"role": "tool", "content": "user"}, "assistant: y"), "tool", "message 1, of role 'tool'"),
+    (CALLED, templates.CHATML, "the calls of message 1, of 'assistant'"),
+    (
+        ({"role": "developer", "content": "Be brief."}, *TWO),
+        "developer",
+        "the text of message 0, of 'developer'",
+    ),
+    ((*TWO, {"role": "system", "content": "e"}, *TWO), "system", "the text of message 4, of 'system'"),
+    (
+        ("user: x", {"role": "tool", "content": "user"}, "assistant: y"),
+        "tool",
+        "the text of message 1, of 'tool'",
+    ),
 ]
 
 
@@ -254,6 +262,15 @@ def test_a_sample_of_which_the_template_leaves_something_out_is_a_reject(
         template = templates.CALLING.replace("in messages %}", kept, 1)
     reject = rejected(a_tokenizer(tmp_path, template, loss=loss), chat(*turns))
     assert reject.reason == "template-failed" and f"the template leaves out {what}: pass" in reject.detail
+
+
+def test_tools_that_the_template_does_not_read_are_a_reject(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    tokenizer = a_tokenizer(tmp_path, templates.LLAMA3)
+    reject = rejected(tokenizer, chat(*TWO, tools=tools))
+    assert reject.reason == "template-failed" and "the template leaves out the tools" in reject.detail
+    assert rejected(a_tokenizer(tmp_path, templates.LLAMA3, tools=tools), chat(*TWO)) == reject
+    encoded(tokenizer, chat(*TWO, tools=[]))
 
 
 def test_an_answer_of_the_source_may_be_left_out_where_the_target_answers(tmp_path: Path) -> None:
