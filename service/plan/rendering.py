@@ -156,7 +156,7 @@ class Conversation:
                     what = "calls" if message["role"] == "assistant" else "text"
                     left.append(f"the {what} of message {place}, of {message['role']!r}")
         if left:
-            raise RenderFailed(f"the template leaves out {left[0]}: pass a 'chat_template' that writes it")
+            raise RenderFailed(f"the template leaves out {left[0]}: pass a 'chat_template' that does not")
 
 
 def _instead(message: Mapping[str, Any], word: str) -> Mapping[str, Any]:
