@@ -273,7 +273,9 @@ def _said(text: str, encoding: Encoding, span: Span, answer: Mapping[str, Any], 
     """
     inside, content = encoding.tokens(*span), answer["content"]
     content = content if content in text[slice(*span)] else content.strip()
-    at = text.find(content, *span)
+    # The template may have written the same before the answer, such as `a` in a channel's name.
+    at = text.rfind(content, span[0], int(encoding.starts[inside.stop - 1]))
+    at = text.find(content, *span) if at < 0 else at
     if at < 0 or "tool_calls" in answer or "reasoning_content" in answer:
         return inside
     nothing = slice(inside.stop - 1, inside.stop - 1)

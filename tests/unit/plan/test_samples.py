@@ -414,6 +414,29 @@ def test_a_call_may_be_the_function_itself_and_no_calls_are_no_key(tmp_path: Pat
     assert pieces(tokenizer, chat("user: x", none))[0] == ["y<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    ("template", "answer", "end"),
+    [
+        (templates.HARMONY, "a", "<|return|>"),
+        (templates.QWEN3, "think", "<|im_end|>"),
+        (templates.QWEN3, "\n", "<|im_end|>"),
+        (templates.CHATML, "end", "<|im_end|>"),
+        (templates.CHATML, "", "<|im_end|>"),
+        (templates.CHATML.replace("<|im_end|>", ""), "It is one.", ""),
+    ],
+)
+def test_an_answer_of_the_target_is_found_behind_what_the_template_writes_before_it(
+    tmp_path: Path, template: str, answer: str, end: str
+) -> None:
+    tokenizer = a_tokenizer(tmp_path, template, generate={"max_tokens": 16})
+    told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+    ends = [tokenizer.texts.marks.get(end)]
+    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=ends)
+    places = row.mask.nonzero()[0]
+    assert decode(tokenizer, row.ids[places]) == answer + end
+    assert decode(tokenizer, row.ids[places[-1] + 1 :]).isspace() or places[-1] == len(row.ids) - 1
+
+
 def test_the_day_does_not_change_the_tokens(tmp_path: Path) -> None:
     _, whole = pieces(a_tokenizer(tmp_path, templates.DATED), chat(*TWO))
     assert whole.startswith("2024-07-26")
