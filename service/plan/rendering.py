@@ -1,7 +1,6 @@
 """Renders messages with a chat template, deterministically. Runs in the planning child."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -63,8 +62,7 @@ class Rendering:
 class ChatTemplate:
     """One compiled template with the tokenizer's special tokens as variables. Runs in jinja's sandbox.
 
-    `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks,
-    `reads_tools` whether it reads `tools`.
+    `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks.
     `options` are further variables, all of which it must read. It may run forever, so only a child process
     compiles or renders it. Raises TemplateRefused if it is not a template, or has generation blocks whose
     positions cannot be known.
@@ -87,8 +85,7 @@ class ChatTemplate:
             self._environment.filters.pop("random", None)
             tree = self._environment.parse(source)
             self.marks_generation = _marks_generation(tree)
-            read = meta.find_undeclared_variables(tree)
-            self.reads_tools, unread = "tools" in read, options.keys() - read
+            unread = options.keys() - meta.find_undeclared_variables(tree)
             self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             # The other errors: nesting too deep for the parser or for Python, or a number with too many
@@ -142,21 +139,21 @@ class Conversation:
         return self.template.render(self.messages, self.tools, add_generation_prompt=True).text
 
     def check_written(self) -> None:
-        """Raise RenderFailed if the template leaves out tools, calls, or a message that is no answer.
+        """Raise RenderFailed if the template leaves out calls, or a message that is no answer: many do.
 
-        Many do so silently. Stand-ins for calls and messages are rendered; if that fails, nothing is known.
+        They are rendered with stand-ins; if that fails, nothing is known.
         """
         words = [f"QuarryStandIn{place}X" for place in range(len(self.messages))]
         others = list(map(_instead, self.messages, words))
-        left = [] if self.template.reads_tools or not self.tools else ["the tools"]
-        with suppress(RenderFailed):
+        try:
             text = replace(self, messages=others).rendering.text
-            for place, (message, other) in enumerate(zip(self.messages, others, strict=True)):
-                if other is not message and words[place] not in text:
-                    what = "calls" if message["role"] == "assistant" else "text"
-                    left.append(f"the {what} of message {place}, of {message['role']!r}")
-        if left:
-            raise RenderFailed(f"the template leaves out {left[0]}: pass a 'chat_template' that does not")
+        except RenderFailed:
+            return
+        for place, (message, other) in enumerate(zip(self.messages, others, strict=True)):
+            if other is not message and words[place] not in text:
+                what = "calls" if message["role"] == "assistant" else "text"
+                fault = f"the template leaves out the {what} of message {place}, of {message['role']!r}"
+                raise RenderFailed(f"{fault}: pass a 'chat_template' that does not")
 
 
 def _instead(message: Mapping[str, Any], word: str) -> Mapping[str, Any]:
