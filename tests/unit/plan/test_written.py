@@ -1,0 +1,84 @@
+"""What of a conversation the template writes, and where: what it leaves out, and how calls are given to it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import templates
+from tests.support.tokenized import a_tokenizer, chat, decode, encoded, pieces
+from tests.unit.plan.test_samples import CALL, CALL_TEXT, CALLED, EMPTY_THOUGHT, TWO, rejected
+
+LEFT_OUT = [
+    (CALLED, templates.CHATML, "the calls of message 1, of 'assistant'"),
+    (
+        ({"role": "developer", "content": "Be brief."}, *TWO),
+        "developer",
+        "the text of message 0, of 'developer'",
+    ),
+    ((*TWO, {"role": "system", "content": "e"}, *TWO), "system", "the text of message 4, of 'system'"),
+    (
+        ("user: x", {"role": "tool", "content": "user"}, "assistant: y"),
+        "tool",
+        "the text of message 1, of 'tool'",
+    ),
+]
+
+
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+@pytest.mark.parametrize(("turns", "template", "what"), LEFT_OUT)
+def test_a_sample_of_which_the_template_leaves_something_out_is_a_reject(
+    tmp_path: Path, turns: tuple[Any, ...], template: str, what: str, loss: str
+) -> None:
+    if template in ("developer", "system", "tool"):
+        kept = f"in messages if message.role != '{template}' %}}"
+        template = templates.CALLING.replace("in messages %}", kept, 1)
+    reject = rejected(a_tokenizer(tmp_path, template, loss=loss), chat(*turns))
+    assert reject.reason == "template-failed" and f"the template leaves out {what}: pass" in reject.detail
+
+
+def test_tools_may_be_left_out_since_the_system_may_have_said_them(tmp_path: Path) -> None:
+    encoded(a_tokenizer(tmp_path), chat(*TWO, tools=[{"type": "function", "function": {"name": "add"}}]))
+
+
+def test_an_answer_of_the_source_may_be_left_out_where_the_target_answers(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 16})
+    asked = chat("user: x", {"role": "assistant", "tool_calls": [CALL]})
+    assert encoded(tokenizer, asked).ids.tolist() == encoded(tokenizer, chat("user: x")).ids.tolist()
+
+
+def test_a_call_may_be_the_function_itself_and_no_calls_are_no_key(tmp_path: Path) -> None:
+    either = templates.QWEN3.replace(
+        "in message.tool_calls or []", "in message.tool_calls or ['none']"
+    ).replace("call.function", "(call.function or call)")
+    # A template that asks whether the key is there would write a call.
+    template = "{{% if messages[-1].tool_calls is defined %}}{}{{% else %}}{}{{% endif %}}"
+    tokenizer = a_tokenizer(tmp_path, template.format(either, templates.CHATML))
+    flat = {"name": "add", "arguments": '{"a": 1}'}
+    runs, _ = pieces(tokenizer, chat("user: x", {"role": "assistant", "tool_calls": [flat]}))
+    assert runs == [EMPTY_THOUGHT + CALL_TEXT]
+    none = {"role": "assistant", "content": "y", "tool_calls": []}
+    assert pieces(tokenizer, chat("user: x", none))[0] == ["y<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "end"),
+    [
+        (templates.HARMONY, "a", "<|return|>"),
+        (templates.QWEN3, "think", "<|im_end|>"),
+        (templates.QWEN3, "\n", "<|im_end|>"),
+        (templates.CHATML, "end", "<|im_end|>"),
+        (templates.CHATML, "", "<|im_end|>"),
+        (templates.CHATML.replace("<|im_end|>", ""), "It is one.", ""),
+    ],
+)
+def test_an_answer_of_the_target_is_found_behind_what_the_template_writes_before_it(
+    tmp_path: Path, template: str, answer: str, end: str
+) -> None:
+    tokenizer = a_tokenizer(tmp_path, template, generate={"max_tokens": 16})
+    told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+    ends = [tokenizer.texts.marks.get(end)]
+    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=ends)
+    places = row.mask.nonzero()[0]
+    assert decode(tokenizer, row.ids[places]) == answer + end
+    assert decode(tokenizer, row.ids[places[-1] + 1 :]).isspace() or places[-1] == len(row.ids) - 1
