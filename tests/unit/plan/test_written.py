@@ -1,4 +1,4 @@
-"""What of a conversation the template writes, and where: what it leaves out, and how calls are given to it."""
+"""What of a conversation the template writes: what it leaves out, how it sees calls, where answers are."""
 
 from pathlib import Path
 from typing import Any
