@@ -28,6 +28,9 @@ JOBS_PATH = "jobs.json"
 FINAL_NORM_PATH = "final_norm.safetensors"
 """One a repository: it holds the states of one model."""
 
+PRIVATE_FOLDER = ".quarry"
+"""In a dataset's folder while `quarry extract` makes it: the state of its job, and no part of the dataset."""
+
 MAX_RANKS = 64
 """Of one engine: each writes a shard of a unit."""
 MAX_COMMIT_FILES = 100
@@ -130,6 +133,12 @@ def manifest_path(job_id: str) -> str:
     Several jobs may share one repository.
     """
     return f"{MANIFEST_FOLDER}/{_checked_job(job_id)}.json"
+
+
+def is_manifest(path: str) -> bool:
+    """Say whether a path inside the dataset repository is one that a manifest, and nothing else, has."""
+    parts = PurePosixPath(path)
+    return len(parts.parts) == 2 and parts.parts[0] == MANIFEST_FOLDER and parts.suffix == ".json"
 
 
 def token_freq_path(job_id: str) -> str:

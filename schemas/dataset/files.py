@@ -4,12 +4,14 @@ Only the requested ranges are read, so that reading one layer of a dataset costs
 """
 
 import hashlib
+import io
 import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from schemas.dataset.direct import BLOCK_BYTES, open_direct, refuses_direct
@@ -34,6 +36,37 @@ class RangeFile(Protocol):
 
     def arrow(self) -> Any:  # noqa: ANN401 - pyarrow is untyped
         """Return a path or file object for `pyarrow.parquet.ParquetFile`."""
+
+
+def arrow_file(file: RangeFile, buffer_bytes: int) -> Any:  # noqa: ANN401
+    """Return a file object for `pyarrow` whose reads are those of `file`, at least `buffer_bytes` each.
+
+    What `read` raises passes through pyarrow unchanged.
+    """
+    return pa.PythonFile(io.BufferedReader(_Seekable(file), buffer_bytes), mode="r")
+
+
+class _Seekable(io.RawIOBase):
+    """A file of ranges as a Python file object."""
+
+    def __init__(self, file: RangeFile) -> None:
+        self._file, self._position = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._file.num_bytes)[whence]
+        return self._position
+
+    def readinto(self, memory: Any) -> int:  # noqa: ANN401 - a writable buffer
+        count = max(0, min(len(memory), self._file.num_bytes - self._position))
+        memory[:count] = self._file.read(self._position, count).data
+        self._position += count
+        return count
 
 
 class LocalFile:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.files import LocalFile, RangeFile
+from schemas.dataset.files import LocalFile, RangeFile, arrow_file
 from schemas.dataset.memory import Bytes
-from schemas.names import is_inside
+from schemas.names import MANIFEST_FOLDER, is_inside, is_manifest
 from service.artifacts.hub_client import reading_hub
 from service.errors import OptionRefused
 
@@ -48,14 +47,31 @@ class LocalFiles:
         self.revision = None
 
     def paths(self) -> list[str]:
-        """Return the paths of all files, sorted, without hidden entries at the top, which belong to tools."""
-        paths = (path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file())
-        return sorted(path.as_posix() for path in paths if not path.parts[0].startswith("."))
+        """Return the paths of all files, sorted, without hidden entries at the top, which belong to tools.
 
-    def find(self, folder: str, suffix: str) -> list[str]:
-        """Return the paths directly in `folder` that end in `suffix`, sorted."""
-        paths = (self._folder / folder).glob(f"*{suffix}")
-        return sorted(path.relative_to(self._folder).as_posix() for path in paths if not path.is_dir())
+        Folders that are links are followed, as whoever opens a file does. Raises OSError if a folder cannot
+        be listed: nothing is known of its files.
+        """
+        found, seen = list[Path](), set[Path]()
+        for where, folders, names in os.walk(self._folder, onerror=_unless_gone, followlinks=True):
+            folder = Path(where)
+            if (real := folder.resolve()) in seen:  # a link to a folder above it would never end
+                folders.clear()
+                continue
+            seen.add(real)
+            if folder == self._folder:
+                folders[:], names = ([name for name in part if name[0] != "."] for part in (folders, names))
+            found += [folder / name for name in names]
+        return sorted(path.relative_to(self._folder).as_posix() for path in found if path.is_file())
+
+    def manifests(self) -> list[str]:
+        """Return the paths of the manifests, sorted. Raises OSError if their folder cannot be listed."""
+        folder = self._folder / MANIFEST_FOLDER
+        try:
+            names = [entry.name for entry in os.scandir(folder) if not entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(filter(is_manifest, (f"{MANIFEST_FOLDER}/{name}" for name in names)))
 
     def open(self, path: str, *, direct: bool = False) -> LocalFile:
         """Open a file as a `LocalFile`. Raises DatasetError."""
@@ -110,9 +126,9 @@ class HubFiles:
         """Return whether the commit has a file."""
         return path in self._paths
 
-    def find(self, folder: str, suffix: str) -> list[str]:
-        """Return the paths directly in `folder` that end in `suffix`, sorted."""
-        return [path for path in self.paths() if path.endswith(suffix) and Path(path).parent == Path(folder)]
+    def manifests(self) -> list[str]:
+        """Return the paths of the manifests, sorted."""
+        return list(filter(is_manifest, self.paths()))
 
     def names(self, folder: str) -> dict[str, str]:
         """Return the sha256, or git's name, of the files directly in `folder`, by path, in one request.
@@ -163,6 +179,12 @@ class HubFiles:
 Files = LocalFiles | HubFiles
 
 
+def _unless_gone(error: OSError) -> None:
+    """Raise the error of a folder that cannot be listed, unless it was just removed."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 class HubFile:
     """A file of a repository, read with range requests."""
 
@@ -172,7 +194,7 @@ class HubFile:
 
     def arrow(self) -> Any:  # noqa: ANN401
         """Return a file object that reads ranges with limited read-ahead."""
-        return pa.PythonFile(self._fs.open(self._path, block_size=2**20), mode="r")
+        return arrow_file(self, 2**20)
 
     @cached_property
     def num_bytes(self) -> int:

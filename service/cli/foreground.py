@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from schemas.dataset.manifest import Manifest
 from schemas.digest import canonical_json
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
-from schemas.names import MANIFEST_FOLDER, job_id_from_content, manifest_path
+from schemas.names import MANIFEST_FOLDER, PRIVATE_FOLDER, job_id_from_content, manifest_path
 from schemas.request import ExtractRequest, HubTarget
 from schemas.worker import Role
 from service.cli.progress_bar import ProgressDisplay
@@ -29,9 +29,8 @@ from service.work.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_co
 if TYPE_CHECKING:
     from service.plan.model_folder import ModelContent
 
-PRIVATE = ".quarry"
-SPENT = ".quarry.done"
-"""What `PRIVATE` is renamed to before it is deleted: a half-deleted run is never resumed."""
+SPENT = f"{PRIVATE_FOLDER}.done"
+"""What `PRIVATE_FOLDER` is renamed to before it is deleted: a half-deleted run is never resumed."""
 LOG_FILE = "worker.log"
 POLL_S = 0.2
 
@@ -74,7 +73,7 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         raise OptionRefused("`quarry extract` has no consumers", field="storage.retention", cure=cure)
     if request.webhook is not None:
         raise OptionRefused("`quarry extract` reports by its exit code", field="webhook", cure="leave it out")
-    private = out / PRIVATE
+    private = out / PRIVATE_FOLDER
     content = None
     if not private.exists():
         content = _content(request, settings)

@@ -3,19 +3,20 @@
 from collections.abc import Collection, Iterable
 from pathlib import PurePosixPath
 
-from schemas.names import FINAL_NORM_PATH, MANIFEST_FOLDER, is_job_id, job_folders, token_freq_path
+from schemas.names import (
+    FINAL_NORM_PATH,
+    MANIFEST_FOLDER,
+    is_job_id,
+    is_manifest,
+    job_folders,
+    token_freq_path,
+)
 from service.proof.tally import Finding
 
 _DATA_FOLDERS = frozenset({"data", "index", MANIFEST_FOLDER})
 _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
 _UNFINISHED = f"{MANIFEST_FOLDER}/."
 """How the path of a manifest begins while it is written, or where its writer was killed."""
-
-
-def is_manifest(path: str) -> bool:
-    """Say whether a path is one that a manifest, and nothing else, has."""
-    parts = PurePosixPath(path)
-    return len(parts.parts) == 2 and parts.parts[0] == MANIFEST_FOLDER and parts.suffix == ".json"
 
 
 def strays(

@@ -19,15 +19,25 @@ from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.files import LocalFile
 from schemas.dataset.jobs_table import JobEntry
-from schemas.dataset.manifest import CheckReport, Manifest, read_manifest
+from schemas.dataset.manifest import CheckReport, Manifest
 from schemas.dataset.norm import read_norm_file
 from schemas.dataset.seal import BLOCK_BYTES, sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
-from schemas.names import FINAL_NORM_PATH, JOBS_PATH, index_path, is_inside, manifest_path, token_freq_path
+from schemas.names import (
+    FINAL_NORM_PATH,
+    JOBS_PATH,
+    PRIVATE_FOLDER,
+    index_path,
+    is_inside,
+    is_manifest,
+    manifest_path,
+    token_freq_path,
+)
 from service.artifacts.dataset_files import Files, LocalFiles
 from service.errors import EngineRefused, NotFound
 from service.proof.head import Head
-from service.proof.strays import is_manifest, strays
+from service.proof.manifests import entries_of, read_manifests
+from service.proof.strays import strays
 from service.proof.tally import DatasetTally, Finding, JobTally
 from service.proof.verify_table import table_faults
 from service.proof.verify_unit import verify_unit
@@ -37,6 +47,7 @@ __all__ = ["Finding", "VerifyReport", "verify_dataset"]
 
 _SHOWN = 50
 MISSING = "is missing"
+NOTHING = "holds no manifest, and there is no unit of a job: nothing is stored here yet, or it is no dataset"
 SUMMED = ("rows", "tokens", "consumed_shards", "logit_rows", "logit_argmax_agree")
 """Counts of each job that the report sums."""
 GOING_S = 5.0
@@ -169,69 +180,23 @@ def verify_dataset(
         if tally is not None:
             tally.jobs.append((job, counted))
     complete = {PurePosixPath(path).stem for path in begun_at if is_manifest(path)}
-    named = {entry.path for job in jobs for entry in _entries(job)}
+    named = {entry.path for job in jobs for entry in entries_of(job)}
     unnamed, not_complete = strays(files.paths(), named, complete)
     findings += unnamed
-    if not (jobs or complete or not_complete):
-        findings.append(Finding(path="manifests/", what="holds no manifest"))
+    is_begun = isinstance(dataset, Path) and (dataset / PRIVATE_FOLDER).is_dir()
+    if not (jobs or complete or not_complete or is_begun):
+        findings.append(Finding(path="manifests/", what=NOTHING))
     return VerifyReport(
         where=files.name,
         jobs=len(jobs),
         shards=sum(len(job.shards) for job in jobs),
-        bytes=sum(entry.bytes for job in jobs for entry in _entries(job)),
+        bytes=sum(entry.bytes for job in jobs for entry in entries_of(job)),
         **sums,
         logit_max_error=max_error,
         proven={job.provenance.job_id: job.checks for job in jobs},
         not_complete=not_complete,
         findings=tuple(findings),
     )
-
-
-def read_manifests(files: Files, findings: list[Finding], rows: dict[str, JobEntry]) -> Iterator[Manifest]:
-    """Yield every readable manifest; append what is wrong with any of them to `findings`.
-
-    Add to `rows`, by the manifest's path, the row that the table of jobs should have for it.
-    """
-    for path in filter(is_manifest, files.paths()):
-        try:
-            with files.held([path]) as folder:
-                content = (folder / path).read_bytes()
-                manifest, fault = read_manifest(content, PurePosixPath(path).name)
-        except (OSError, DatasetError, MemoryError) as error:
-            findings.append(Finding(path=path, what=f"cannot be read: {error or 'it takes too much memory'}"))
-            continue
-        if fault is not None:
-            findings.append(Finding(path=path, what=fault))
-        findings += [Finding(path=path, what=what) for what in _manifest_faults(path, manifest)]
-        if path == manifest_path(manifest.provenance.job_id) and manifest.shards:
-            rows[path] = JobEntry.of(manifest, content)
-        yield manifest
-
-
-def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
-    totals, identity = job.totals, job.provenance.identity
-    job_id = job.provenance.job_id
-    units = {entry.unit for entry in job.shards}
-    rows = sum(entry.rows for entry in job.shards)
-    pairs = {
-        "file name": (path, manifest_path(job_id)),
-        "identity_sha256": (job.identity_sha256, identity.sha256()),
-        "layers": ([layer.vllm_id for layer in job.provenance.layers], list(identity.layer_ids)),
-        "totals.samples_written": (totals.samples_written, rows),
-        "totals.samples_rejected": (totals.samples_rejected, len(job.rejects)),
-        "totals.samples_planned": (totals.samples_planned, rows + len(job.rejects)),
-        "totals.tokens": (totals.tokens, sum(entry.tokens for entry in job.shards)),
-        "totals.bytes": (totals.bytes, sum(entry.bytes for entry in job.shards)),
-        "checks.rows_checked": (job.checks.rows_checked, rows),
-        "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
-        "extras": (sorted(e.path for e in job.extras), [FINAL_NORM_PATH, token_freq_path(job_id)]),
-    }
-    for name, (stated, expected) in pairs.items():
-        if stated != expected:
-            yield f"{name} is {stated!r}, expected {expected!r}"
-    for entry, count in Counter(entry.path for entry in _entries(job)).items():
-        if count > 1:
-            yield f"names {entry} {count} times"
 
 
 def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:
@@ -258,14 +223,10 @@ def _canary_lines(job_id: str, checks: CheckReport) -> Iterator[str]:
         yield f"  {report.noise}"
 
 
-def _entries(job: Manifest) -> tuple[FileEntry, ...]:
-    return (*job.shards, *job.indexes, *job.extras)
-
-
 def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading) -> JobTally:
     """Verify one job's files; return what was counted and found."""
     tally = JobTally()
-    entries = _entries(job)
+    entries = entries_of(job)
     rest = {entry.path: entry for entry in entries}
     if len(rest) < len(entries):
         return tally  # a broken manifest: do not read a shard as often as it is named
@@ -346,6 +307,8 @@ def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, readi
                 tally.fault(entry.path, what)
         except FileNotFoundError:  # just consumed
             tally.fault(entry.path, MISSING)
+        except OSError as error:
+            tally.fault(entry.path, f"cannot be read: {error.strerror}")
     return len(tally.findings) > found
 
 

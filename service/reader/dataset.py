@@ -1,16 +1,14 @@
 """The map-style dataset: every row of the complete jobs of a folder or repository."""
 
-import hashlib
 import os
 from collections.abc import Iterable
 from datetime import date
 
 import pyarrow as pa
 
-from schemas.names import FINAL_NORM_PATH
-from service.artifacts.dataset_files import Files, files_of, read_file
-from service.reader.errors import JobsDiffer, ReaderError
-from service.reader.jobs import read_jobs
+from service.artifacts.dataset_files import Files, files_of
+from service.reader.errors import JobsDiffer
+from service.reader.jobs import check_norm, read_jobs
 from service.reader.places import read_labels, read_places
 from service.reader.row import About
 from service.reader.rows import Rows
@@ -64,7 +62,7 @@ class QuarryDataset(Rows):
         """The commit of the repository that is read; None for a folder."""
         jobs_read = self.manifests.values()
         self._check_alike()
-        self._check_norm(files)
+        check_norm(files, self.manifests)
         self._indexes = [entry for job in jobs_read for entry in job.indexes]
         super().__init__(
             files,
@@ -88,16 +86,6 @@ class QuarryDataset(Rows):
                         f"the jobs {first_job} and {job} differ in {name}, {same} and {differs}: name jobs "
                         "that belong together"
                     )
-
-    def _check_norm(self, files: Files) -> None:
-        """Check the dataset's one final norm against each job's manifest. Raises ReaderError."""
-        sha256 = hashlib.sha256(read_file(files, FINAL_NORM_PATH)).hexdigest()
-        for job, manifest in self.manifests.items():
-            if sha256 not in {entry.sha256 for entry in manifest.extras if entry.path == FINAL_NORM_PATH}:
-                raise ReaderError(
-                    f"{FINAL_NORM_PATH} is not that of job {job}, so that its last layer would be normed as "
-                    "another model's: a folder holds jobs of one model; copy the job's own beside it"
-                )
 
     @property
     def index(self) -> pa.Table:

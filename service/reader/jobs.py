@@ -1,6 +1,7 @@
 """Selects the jobs of a dataset to read: all complete ones, named ones, or those captured since a time."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, time
 
@@ -8,7 +9,7 @@ from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, JobsTable
 from schemas.dataset.manifest import Manifest, read_manifest
-from schemas.names import JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
+from schemas.names import FINAL_NORM_PATH, JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
 from service.artifacts.dataset_files import MANIFEST_BYTES, Files, HubFiles, read_file
 from service.reader.errors import ReaderError
 
@@ -25,7 +26,7 @@ def read_jobs(
     A job is complete when its manifest exists, which is written last. A file that no manifest names is not
     part of the dataset, wherever it is. Raises ReaderError.
     """
-    found = {path.rpartition("/")[2].removesuffix(".json") for path in files.find(MANIFEST_FOLDER, ".json")}
+    found = {path.rpartition("/")[2].removesuffix(".json") for path in files.manifests()}
     complete = frozenset(filter(is_job_id, found))
     wanted = complete if jobs is None else jobs
     missing = sorted(wanted - complete)
@@ -41,6 +42,17 @@ def read_jobs(
         return {job: _manifest(files, job) for job in sorted(wanted)}
     late = _captured_since(files, sorted(wanted), since)
     return {job: one if isinstance(one, Manifest) else _manifest(files, job) for job, one in late.items()}
+
+
+def check_norm(files: Files, manifests: Mapping[str, Manifest]) -> None:
+    """Check the dataset's one final norm against each job's manifest. Raises ReaderError."""
+    sha256 = hashlib.sha256(read_file(files, FINAL_NORM_PATH)).hexdigest()
+    for job, manifest in manifests.items():
+        if sha256 not in {entry.sha256 for entry in manifest.extras if entry.path == FINAL_NORM_PATH}:
+            raise ReaderError(
+                f"{FINAL_NORM_PATH} is not that of job {job}, so that its last layer would be normed as "
+                "another model's: a folder holds jobs of one model; copy the job's own beside it"
+            )
 
 
 def _captured_since(files: Files, jobs: Iterable[str], since: str | date) -> dict[str, Manifest | JobEntry]:

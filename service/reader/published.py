@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from schemas.dataset.errors import DatasetError
 from schemas.job import JobState, UnitPage, UnitView
-from schemas.names import MANIFEST_FOLDER, index_path, manifest_path
+from schemas.names import index_path, manifest_path
 from service.artifacts.dataset_files import HUB_PREFIX, Files, files_of
 from service.errors import HubUnavailable
 from service.reader.errors import ReaderError
@@ -102,9 +102,9 @@ class PublishedJob:
             files = patiently(partial(files_of, self._dataset), self._patience_s)
         except ReaderError as error:
             return str(error)
-        is_there = manifest_path(self._job_id) in files.find(MANIFEST_FOLDER, ".json")
+        is_there = manifest_path(self._job_id) in files.manifests()
         try:
-            self._manifest = read_jobs(files, frozenset([self._job_id]))[self._job_id]
+            read = read_jobs(files, frozenset([self._job_id]))
         except ReaderError as error:
             if not is_there:
                 self._faulty_s = None
@@ -113,7 +113,7 @@ class PublishedJob:
             if time.monotonic() - self._faulty_s > self._patience_s:
                 raise
             return str(error)
-        self._files = files
+        self._files, self._manifest = files, read[self._job_id]
         return None
 
     @cached_property

@@ -1,6 +1,5 @@
 """A job of a running service: its committed units one by one, and byte ranges of its data folder's files."""
 
-import io
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,9 +7,8 @@ from functools import cached_property
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
-from schemas.dataset.files import RangeFile
+from schemas.dataset.files import RangeFile, arrow_file
 from schemas.dataset.memory import Bytes
 from schemas.job import JobSummary, UnitPage
 from service.client import ProblemReceived, Quarry
@@ -122,27 +120,4 @@ class ServedFile:
 
     def arrow(self) -> Any:  # noqa: ANN401 - pyarrow is untyped
         """Return a file object that reads ranges."""
-        return pa.PythonFile(io.BufferedReader(_Seekable(self), BUFFER_BYTES), mode="r")
-
-
-class _Seekable(io.RawIOBase):
-    """A served file as a Python file object."""
-
-    def __init__(self, file: ServedFile) -> None:
-        self._file, self._position = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._file.num_bytes)[whence]
-        return self._position
-
-    def readinto(self, memory: Any) -> int:  # noqa: ANN401 - a writable buffer
-        count = max(0, min(len(memory), self._file.num_bytes - self._position))
-        memory[:count] = self._file.read(self._position, count).data
-        self._position += count
-        return count
+        return arrow_file(self, BUFFER_BYTES)

@@ -20,9 +20,9 @@ import yaml
 from huggingface_hub import JobHardware
 from sqlalchemy.engine import make_url
 
+from schemas.names import PRIVATE_FOLDER
 from schemas.schedule import NewSchedule
 from service.cli.console import EXIT_BLOCKED, EXIT_NOT_COMPLETE, EXIT_TRY_AGAIN, EXIT_USAGE
-from service.cli.foreground import PRIVATE
 from service.cli.job_file import read_job_file
 from service.settings import Settings
 from service.work.worker_process import STOP_MARGIN_S
@@ -87,7 +87,7 @@ def test_the_units_command_is_one_of_quarry(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("holds", "starts"), [(None, True), (PRIVATE, True), ("manifests", False)])
+@pytest.mark.parametrize(("holds", "starts"), [(None, True), (PRIVATE_FOLDER, True), ("manifests", False)])
 def test_a_restart_of_the_machine_goes_on_with_a_night_and_leaves_a_whole_one(
     tmp_path: Path, holds: str | None, starts: bool
 ) -> None:

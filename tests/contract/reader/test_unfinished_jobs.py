@@ -161,8 +161,8 @@ class Landing(LocalFiles):
         super().__init__(folder)
         self.happens = happens
 
-    def find(self, folder: str, suffix: str) -> list[str]:
-        found = super().find(folder, suffix)
+    def manifests(self) -> list[str]:
+        found = super().manifests()
         self.happens()
         self.happens = lambda: None
         return found

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset.jobs_table import git_oid
+from schemas.dataset.tables import read_table
 from service.artifacts.dataset_files import HubFile, HubFiles, LocalFiles, read_file
 from service.errors import HubUnavailable, OptionRefused
 from service.reader.errors import ReaderError
@@ -25,6 +26,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
         ("info", lambda _: None),
         ("tree", lambda files: files.open("a.parquet").num_bytes),
         ("resolve", lambda files: HubFile(files._fs, "datasets/org/set@main/a.parquet").read(0, 5)),
+        ("resolve", lambda files: read_table(HubFile(files._fs, "datasets/org/set@main/a.parquet").arrow())),
     ],
 )
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_what_the_hub_refuses_is_told_from_what_it_does_not_give_now(
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
     with FakeHub() as hub:
-        hub.add_repo("org/set", {"a.parquet": b"bytes"})
+        hub.add_repo("org/set", {"a.parquet": b"many bytes"})
         if endpoint == "info":
             hub.fail(endpoint, Fault(status=status, times=1000))
         with pytest.raises(error, match=detail) as refused:
@@ -61,14 +63,17 @@ def test_a_repository_says_what_its_files_are_without_their_bytes() -> None:
 
 def test_a_repository_lists_and_holds_what_its_commit_has(tmp_path: Path) -> None:
     with FakeHub() as hub:
-        repo = hub.add_repo("org/set", {"a/1.json": b"one", "a/b/2.json": b"two", "a/3.txt": b"", ".x": b""})
+        repo = hub.add_repo(
+            "org/set",
+            {"manifests/1.json": b"one", "manifests/b/2.json": b"two", "manifests/3.txt": b"", ".x": b""},
+        )
         files = HubFiles("org/set", endpoint=hub.url, scratch=tmp_path)
-        repo.add("newer", {}, deleted=["a/1.json"])
-        assert files.paths() == ["a/1.json", "a/3.txt", "a/b/2.json"]
-        assert files.find("a", ".json") == ["a/1.json"]
-        assert read_file(files, "a/1.json") == b"one"
-        with pytest.raises(ReaderError, match="a/4 cannot be opened: it is not in org/set"):
-            files.open("a/4")
-        with files.held(["a/1.json", "a/4"]) as folder:
+        repo.add("newer", {}, deleted=["manifests/1.json"])
+        assert files.paths() == ["manifests/1.json", "manifests/3.txt", "manifests/b/2.json"]
+        assert files.manifests() == ["manifests/1.json"]
+        assert read_file(files, "manifests/1.json") == b"one"
+        with pytest.raises(ReaderError, match="manifests/4 cannot be opened: it is not in org/set"):
+            files.open("manifests/4")
+        with files.held(["manifests/1.json", "manifests/4"]) as folder:
             assert [path.name for path in folder.rglob("*.json")] == ["1.json"]
         assert not list(tmp_path.iterdir())

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import random
 import re
 from dataclasses import replace
@@ -8,12 +10,20 @@ import pytest
 
 from schemas.dataset import seal
 from schemas.dataset.manifest import CanaryReport, Manifest
-from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path, token_freq_path
+from schemas.names import (
+    FINAL_NORM_PATH,
+    PRIVATE_FOLDER,
+    index_path,
+    manifest_path,
+    shard_path,
+    token_freq_path,
+)
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import NotFound
 from service.proof import verify
+from service.proof.manifests import read_manifests
 from service.proof.tally import DatasetTally
-from service.proof.verify import Finding, Reading, read_manifests, verify_dataset
+from service.proof.verify import Finding, Reading, verify_dataset
 from tests.support.finished_job import a_canary
 from tests.support.plans import JOB
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
@@ -105,6 +115,54 @@ def test_a_damaged_file_is_named_with_what_is_wrong(dataset, path, damage, what)
     assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
 
 
+def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_read(dataset, monkeypatch):
+    read = seal.sha256_of
+
+    def broken(path: Path, *options: object) -> tuple[str, int]:
+        if path.name == Path(SHARD).name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path, *options)
+
+    monkeypatch.setattr(verify, "sha256_of", broken)
+    flip_any_bit(dataset.folder / FINAL_NORM_PATH)
+    findings = dataset.verify().findings
+    assert {finding.path for finding in findings} == {SHARD, INDEX, FINAL_NORM_PATH}
+    assert Finding(path=SHARD, what="cannot be read: Input/output error") in findings
+
+
+def test_a_name_that_no_file_can_have_is_named(dataset):
+    long = "x" * 300
+    dataset.edit_manifest(lambda body: body["extras"][0].update(path=long))
+    assert f"{long}: cannot be read: File name too long" in said(dataset.verify())
+
+
+def test_folders_that_are_links_are_read(dataset, tmp_path):
+    """Another disk holds the states, as a reader and an export allow; one link leads back."""
+    for name in ("data", "manifests"):
+        (dataset.folder / name).rename(tmp_path / name)
+        (dataset.folder / name).symlink_to(tmp_path / name)
+    (dataset.folder / "index/again").symlink_to(dataset.folder)
+    report = dataset.verify()
+    assert report.ok, said(report)
+    assert report.rows == UNITS * len(LENGTHS)
+    (tmp_path / "data/extra.parquet").write_bytes(b"x")
+    assert said(dataset.verify()) == "data/extra.parquet: no manifest names this file"
+
+
+def test_a_folder_that_cannot_be_listed_ends_the_reading(dataset, monkeypatch):
+    """What is in it is not known: without the manifests the dataset would not be complete yet."""
+    listed = os.scandir
+
+    def denied(path: Path) -> object:
+        if Path(path).name == "manifests":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(PermissionError, match="manifests"):
+        dataset.verify()
+
+
 def test_a_long_file_is_noted_as_it_is_hashed(dataset, monkeypatch):
     monkeypatch.setattr(seal, "BLOCK_BYTES", 512)
     monkeypatch.setattr(verify, "BLOCK_BYTES", 512)
@@ -190,8 +248,14 @@ def test_a_folder_without_files_of_a_job_is_no_dataset(tmp_path, path):
     if path is not None:
         (tmp_path / path).write_bytes(b"x")
     report = verify_dataset(tmp_path)
-    assert said(report) == "manifests/: holds no manifest"
+    assert said(report) == f"manifests/: {verify.NOTHING}"
     assert str(report).splitlines()[-1] == "the dataset is BROKEN: 1 error"
+
+
+def test_a_folder_in_which_a_job_has_stored_nothing_yet_is_not_complete(tmp_path):
+    (tmp_path / PRIVATE_FOLDER).mkdir()
+    report = verify_dataset(tmp_path)
+    assert (report.verdict, report.findings) == ("not complete yet", ())
 
 
 def store_some(folder: Path) -> set[str]:
