@@ -13,7 +13,7 @@ from schemas.names import index_path, manifest_path
 from service.artifacts.dataset_files import HUB_PREFIX, Files, files_of
 from service.errors import HubUnavailable
 from service.reader.errors import ReaderError
-from service.reader.jobs import read_jobs
+from service.reader.jobs import check_norm, read_jobs
 from service.reader.served import NotServed
 
 LOOK_S = 5.0
@@ -105,6 +105,7 @@ class PublishedJob:
         is_there = manifest_path(self._job_id) in files.manifests()
         try:
             read = read_jobs(files, frozenset([self._job_id]))
+            check_norm(files, read)
         except ReaderError as error:
             if not is_there:
                 self._faulty_s = None

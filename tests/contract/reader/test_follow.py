@@ -270,6 +270,16 @@ def test_a_manifest_that_stays_faulty_is_named_when_patience_ends(
         next(iter(QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1, patience_s=0.1)))
 
 
+def test_another_models_norm_is_refused(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "LOOK_S", 0.01)
+    followed.capture(UNITS)
+    followed.complete()
+    file = followed.dataset / "final_norm.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(ReaderError, match=r"final_norm[.]safetensors is not that of job"):
+        next(iter(QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1, patience_s=0.1)))
+
+
 def test_a_hub_that_is_away_is_waited_for_as_long_as_was_said(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
