@@ -41,6 +41,15 @@ class NormWeights:
             x_TH = x_TH + self.bias_H.to(x_TH.dtype)
         return x_TH.to(dtype)
 
+    def is_that_of(self, other: "NormWeights", dtype: torch.dtype) -> bool:
+        """Return whether both norms are the same when their weights are rounded to `dtype`."""
+        if (self.norm, self.bias_H is None) != (other.norm, other.bias_H is None):
+            return False
+        pairs = [(self.weight_H, other.weight_H)]
+        if self.bias_H is not None and other.bias_H is not None:
+            pairs.append((self.bias_H, other.bias_H))
+        return all(torch.equal(own_H.to(dtype), theirs_H.to(dtype)) for own_H, theirs_H in pairs)
+
     @property
     def centres(self) -> bool:
         """Whether the norm subtracts the mean."""

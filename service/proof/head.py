@@ -41,13 +41,11 @@ class Head:
         if norm.weight_H.shape != head.weight_VH.shape[1:]:
             shapes = f"final norm {list(norm.weight_H.shape)}, output head {list(head.weight_VH.shape)}"
             raise EngineRefused(f"shapes that do not fit: {shapes}", field="model")
-        self.final_norm: FinalNorm = norm.norm
         self.final_norm_file = norm_bytes(norm)
         """The final norm as a safetensors file, in the checkpoint's dtype."""
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.norm_weight = norm.weight_H.to(self.dtype)
         bias_H = None if norm.bias_H is None else norm.bias_H.to(self.dtype)
-        self._norm = NormWeights(norm.norm, self.norm_weight, bias_H)
+        self.norm = NormWeights(norm.norm, norm.weight_H.to(self.dtype), bias_H)
         bias_V = None if head.bias_V is None else head.bias_V.to(self.dtype)
         self._head = replace(head, weight_VH=head.weight_VH.to(self.dtype), bias_V=bias_V)
 
@@ -57,6 +55,11 @@ class Head:
         settle_vector_math()
         config = text_config(folder)
         return cls(read_norm(folder, config), read_head(folder, config), dtype)
+
+    @property
+    def final_norm(self) -> FinalNorm:
+        """The final norm without its weights."""
+        return self.norm.norm
 
     @property
     def vocab_size(self) -> int:
@@ -97,7 +100,7 @@ class Head:
 
     def normed_state(self, rows_NH: torch.Tensor, half_NH: torch.Tensor | None = None) -> NormedState:
         """Run the norm in float32 and round its result to the dtype."""
-        norm = self._norm
+        norm = self.norm
         centred_NH, inverse_N1 = norm.centred(rows_NH)
         weight_H = norm.weight_H.float()
         gain_NH = inverse_N1 * (1.0 + weight_H if self.final_norm.kind == "gemma_rmsnorm" else weight_H)

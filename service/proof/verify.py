@@ -200,7 +200,7 @@ def verify_dataset(
 
 
 def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:
-    made, norm, hidden_size = job.provenance, head.final_norm, len(head.norm_weight)
+    made, norm, hidden_size = job.provenance, head.final_norm, len(head.norm.weight_H)
     if (norm, hidden_size) != (made.final_norm, made.identity.hidden_size):
         raise EngineRefused(
             f"{model_folder} ends in {norm.kind} (eps {norm.eps}) over {hidden_size} elements, "
@@ -284,8 +284,8 @@ def _norm_faults(folder: Path, job: Manifest, head: Head | None) -> Iterator[str
     except (DatasetError, OSError) as error:
         yield f"cannot be read: {error}"
         return
-    if head is not None and not norm.weight_H.to(head.dtype).equal(head.norm_weight):
-        yield "its weight is not the model's"
+    if head is not None and not norm.is_that_of(head.norm, head.dtype):
+        yield "it is not the model's"
 
 
 def _went(folder: Path, shards: Collection[str]) -> bool:

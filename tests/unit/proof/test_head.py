@@ -62,7 +62,7 @@ def test_a_wrong_state_is_many_sigmas_away(loaded):
     model, head = loaded
     says = model.run(token_ids(9))
     wrongs = [says.layers[NUM_LAYERS - 1], says.layers[NUM_LAYERS].roll(1, dims=0)]
-    if not torch.all(head.norm_weight == 1):
+    if not torch.all(head.norm.weight_H == 1):
         # A LayerNorm without a weight, OLMo's, leaves what it has normed as it is: only the canary sees that.
         wrongs.append(says.post_norm)
     for wrong in wrongs:
@@ -128,14 +128,14 @@ NEMOTRON = {"model_type": "nemotron", "norm_eps": 1e-5}
 def test_norm_and_head_are_found_beside_what_is_neither(tmp_path, tensors, config, rename):
     model = edit(tmp_path, tensors, config, rename)
     head = Head.load(tmp_path, "float32")
-    assert torch.equal(head.norm_weight, model.model.model.norm.weight)
+    assert torch.equal(head.norm.weight_H, model.model.model.norm.weight)
     assert (head.final_norm, head.vocab_size) == (model.final_norm, VOCAB_SIZE)
 
 
 def test_weights_spread_over_several_files_are_found_by_their_index(tmp_path):
     model = TinyModel(tmp_path, "llama", "float32", shard_size="100KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
-    assert torch.equal(Head.load(tmp_path, "float32").norm_weight, model.model.model.norm.weight)
+    assert torch.equal(Head.load(tmp_path, "float32").norm.weight_H, model.model.model.norm.weight)
     for file in tmp_path.glob("*.safetensors"):
         file.unlink()
     with pytest.raises(EngineRefused, match=r"model\.norm\.weight cannot be read"):

@@ -100,7 +100,7 @@ def test_a_products_slope_is_what_the_norm_does(kind):
     direction_H = torch.randn(HIDDEN_SIZE, generator=draw)
     x_H = row_H.clone().requires_grad_()
     state = head.normed_state(x_H)
-    (state.unit * head.norm_weight.float() * direction_H).sum().backward()
+    (state.unit * head.norm.weight_H.float() * direction_H).sum().backward()
     expected = float((x_H.grad * half_H).square().sum() / 3)
     exact = Tolerance(head.normed_state(row_H, half_H), 0.0, 1)
     assert float(exact.of_product(direction_H)) == pytest.approx(expected, rel=1e-4)

@@ -16,7 +16,9 @@ from service.proof.verify import Reading, verify_dataset
 from tests.support.reference_models import TinyModel
 from tests.support.shards import (
     LENGTHS,
+    capture,
     entry_of,
+    write_dataset,
     write_manifest,
 )
 from tests.unit.proof.made_dataset import (
@@ -107,17 +109,33 @@ def test_a_manifest_that_contradicts_itself_or_the_files_is_named(dataset, chang
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda weight_H: weight_H * 2, "its weight is not the model's"),
+        (lambda weight_H: weight_H * 2, "it is not the model's"),
         (lambda weight_H: weight_H[1:], "cannot be read: final_norm.safetensors holds"),
     ],
 )
 def test_a_final_norm_that_is_not_the_models_is_named(dataset, change, what):
+    replace_norm(dataset, lambda tensors: tensors | {"weight": change(tensors["weight"])})
+    assert said(dataset.verify()).startswith(f"{FINAL_NORM_PATH}: {what}")
+
+
+def replace_norm(dataset: Dataset, change: Callable[[dict], dict]) -> None:
+    """Change the tensors of the final norm, and sign it again."""
     path = dataset.folder / FINAL_NORM_PATH
-    path.write_bytes(save({"weight": change(load(path.read_bytes())["weight"])}))
+    path.write_bytes(save(change(load(path.read_bytes()))))
     sha256, num_bytes = sha256_of(path)
     entry = {"path": FINAL_NORM_PATH, "sha256": sha256, "bytes": num_bytes}
     dataset.edit_manifest(lambda body: body["extras"].__setitem__(0, entry))
-    assert said(dataset.verify()).startswith(f"{FINAL_NORM_PATH}: {what}")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda norm: norm | {"bias": norm["bias"] + 1}, lambda norm: {"weight": norm["weight"]}]
+)
+def test_a_final_norms_bias_is_the_models(tmp_path, change):
+    units = {0: capture(TinyModel(tmp_path / "model", "gpt_neox", "float32"), dtype="float32")}
+    write_dataset(tmp_path / "dataset", units)
+    dataset = Dataset(tmp_path / "dataset", units)
+    replace_norm(dataset, change)
+    assert said(dataset.verify()) == f"{FINAL_NORM_PATH}: it is not the model's"
 
 
 def test_a_manifest_changed_by_hand_does_not_fit_its_own_hash(dataset):
