@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from service.errors import OptionRefused
 from service.export.source import Source
-from service.export.target import find_target
-from service.plan.model_folder import ModelFolder, content_of
+from service.export.target import find_target, refuse_another_model
+from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.head_weights import HeadWeights
 from service.reader import Row
 
@@ -53,19 +52,10 @@ class Target:
 
 def read_target(source: Source) -> Target:
     """Read the target of a dataset. Raises OptionRefused (`target`), EngineRefused, UnknownModel."""
-    about, identity = source.rows.about, source.identity
     found = find_target(source, with_weights=True)
-    content = content_of(ModelFolder(found.folder))
-    embedding_VH, head = found.embedding_and_head()
-    weights = {None, content.weights_sha256}
-    if identity.weights_sha256 not in weights or head.weight_VH.shape[-1] != about.hidden_size:
-        raise OptionRefused(
-            f"{found.folder} is not the model that the dataset was made with",
-            field="target",
-            cure=f"name the folder of {about.model}, with its weights",
-        )
-    same_tokenizer = content.tokenizer_sha256 == identity.tokenizer_sha256
-    return Target(found.folder, about.num_layers, embedding_VH, head, same_tokenizer)
+    refuse_another_model(source, found)
+    same_tokenizer = files_digest(found.folder, TOKENIZER_FILES) == source.identity.tokenizer_sha256
+    return Target(found.folder, source.rows.about.num_layers, *found.embedding_and_head(), same_tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

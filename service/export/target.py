@@ -1,23 +1,17 @@
 """What trainers need from the target but the dataset does not have: vocabulary size, model type, weights."""
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
-from schemas.dataset.norm import NormWeights
-from schemas.identity import Identity
 from schemas.names import is_local_model
 from service.errors import OptionRefused
 from service.export.source import Source
 from service.plan.model_config import config_json, read_config
-from service.plan.model_folder import ModelFolder, content_of, local_revision, locate_model
-from service.proof.head_weights import HeadWeights, read_head, read_norm, tensor_files, text_config
+from service.plan.model_folder import ModelFolder, content_of, local_revision, locate_model, weights_digest
+from service.proof.head_weights import HeadWeights, read_embedding, read_head, read_norm, text_config
 from service.settings import Settings
-
-_EMBEDDING = re.compile(r"(?:\w+\.)*?(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +30,11 @@ class TargetFolder:
         """The `model_type` of the config. Raises UnknownModel."""
         return str(config_json(self.folder).get("model_type", ""))
 
-    @property
-    def final_norm(self) -> NormWeights:
-        """The final norm. Raises EngineRefused."""
-        return read_norm(self.folder, text_config(self.folder))
-
-    def has_weights_of(self, identity: Identity) -> bool:
-        """Say whether a dataset was made with these weights, as far as it knows. Raises UnknownModel."""
-        known = identity.weights_sha256
-        return known is None or content_of(ModelFolder(self.folder)).weights_sha256 == known
-
     def embedding_and_head(self) -> tuple[torch.Tensor, HeadWeights]:
-        """Return input embedding [V, H] and output head in float32. Raises EngineRefused, OptionRefused."""
-        files = tensor_files(self.folder)
-        names = [name for name in files if _EMBEDDING.fullmatch(name)]
-        if len(names) != 1:
-            raise OptionRefused(
-                f"{self.folder}: the input embedding is not clear among {sorted(names)}",
-                field="target",
-                cure="use a format that needs no weights of the target",
-            )
-        with safe_open(files[names[0]], framework="pt") as file:
-            embedding_VH: torch.Tensor = file.get_tensor(names[0])
+        """Return input embedding [V, H] and output head in float32. Raises EngineRefused."""
         head = read_head(self.folder, text_config(self.folder))
-        return embedding_VH.float().contiguous(), replace(head, weight_VH=head.weight_VH.float().contiguous())
+        embedding_VH = read_embedding(self.folder).float().contiguous()
+        return embedding_VH, replace(head, weight_VH=head.weight_VH.float().contiguous())
 
 
 def find_target(source: Source, *, with_weights: bool = False) -> TargetFolder:
@@ -88,3 +63,21 @@ def find_target(source: Source, *, with_weights: bool = False) -> TargetFolder:
         cure="give --target the folder of the model that the dataset was made with, "
         "or add its parent folder to QUARRY_MODEL_ROOTS",
     )
+
+
+def refuse_another_model(source: Source, target: TargetFolder) -> None:
+    """Refuse a target that is not the dataset's, by its final norm and, where they are known, its weights.
+
+    Raises OptionRefused (`target`), EngineRefused, UnknownModel.
+    """
+    norm, dtype = read_norm(target.folder, text_config(target.folder)), source.rows.about.dtype
+    alike, known = norm.is_that_of(source.rows.row(0).norm, dtype), source.identity.weights_sha256
+    # A target that is not named was found by its weights.
+    is_named = source.options.target is not None
+    if not alike or (is_named and known is not None and weights_digest(target.folder) != known):
+        what = "other weights" if alike else "another final norm"
+        raise OptionRefused(
+            f"{target.folder} has {what} than the dataset: it is another model",
+            field="target",
+            cure="name the folder of the model that the dataset was made with in --target",
+        )

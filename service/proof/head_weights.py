@@ -25,6 +25,7 @@ _WRAPPERS = r"(?:(?:model|language_model|text_model|thinker|llm|transformer|back
 _NORMS = r"(?:norm|ln_f|norm_f|final_norm|final_layernorm|final_layer_norm|embedding_norm)"
 _HEADS = r"(?:lm_head|embed_out|output_layer|output)"
 _EMBEDDINGS = r"(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings|embeddings)"
+_EMBEDDING = _WRAPPERS + r"(?:embeddings?\.)?" + _EMBEDDINGS + r"\.weight"
 
 FINAL_NORM_MODULE = re.compile(_WRAPPERS + _NORMS)
 """The full dotted name of the final norm as a module or, with `.weight` appended, in a checkpoint.
@@ -114,11 +115,22 @@ def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
     return NormWeights(norm, weight_H, _read(files, bias_name) if bias_name else None)
 
 
+def read_embedding(folder: Path) -> torch.Tensor:
+    """Read the input embedding [V, H] of the model in `folder`. Raises EngineRefused."""
+    files = tensor_files(folder)
+    name = _find(files, _EMBEDDING)
+    if name is None:
+        raise _refused(
+            folder, "no tensor is named like an input embedding (model.embed_tokens.weight and its kin)"
+        )
+    return _read(files, name)
+
+
 def read_head(folder: Path, config: Mapping[str, Any]) -> HeadWeights:
     """Read the output head, or the embedding tied to it. Raises EngineRefused, naming what is missing."""
     files = tensor_files(folder)
     own = _find(files, _WRAPPERS + _HEADS + r"\.weight")
-    embedding = _find(files, _WRAPPERS + r"(?:embeddings?\.)?" + _EMBEDDINGS + r"\.weight")
+    embedding = _find(files, _EMBEDDING)
     tied = bool(config.get("tie_word_embeddings", own is None))
     name = (embedding or own) if tied else own
     if name is None and config.get(WRAPPER_TIES):

@@ -28,7 +28,7 @@ from service.export.formats.specforge import need_three
 from service.export.options import Algorithm
 from service.export.saving import Writers, save_json, save_safetensors
 from service.export.source import Source
-from service.export.target import TargetFolder, find_target
+from service.export.target import TargetFolder, find_target, refuse_another_model
 from service.export.vocabulary import counts_of, token_counts, vocabulary_map
 from service.proof.head import Head
 from service.reader import Row
@@ -198,7 +198,7 @@ def make(source: Source) -> Format:
             field="target",
             cure="download the target and name its folder in --target",
         )
-    _check_model(source, target)
+    refuse_another_model(source, target)
     if source.options.algorithm is Algorithm.EAGLE3:
         return _eagle3(source, target)
     refuse_draft_vocab(source, "DSpark drafts")
@@ -240,21 +240,6 @@ def _counts(source: Source, seq_length: int) -> dict[int, int]:
         for row in whole
     )
     return counts_of(cut)
-
-
-def _check_model(source: Source, target: TargetFolder) -> None:
-    """Refuse a target that is not the dataset's, by its final norm and, where they are known, its weights."""
-    norm, due, dtype = target.final_norm, source.rows.row(0).norm, source.rows.about.dtype
-    alike = norm.norm == due.norm and torch.equal(norm.weight_H.to(dtype), due.weight_H.to(dtype))
-    # A target that is not named was found by its weights.
-    is_named = source.options.target is not None
-    if not alike or (is_named and not target.has_weights_of(source.identity)):
-        what = "other weights" if alike else "another final norm"
-        raise OptionRefused(
-            f"{target.folder} has {what} than the dataset: it is another model",
-            field="target",
-            cure="name the folder of the model that the dataset was made with in --target",
-        )
 
 
 def sequence_length(source: Source) -> int:
