@@ -1,5 +1,7 @@
 """The entries of a dataset's files, as in the database, over HTTP and in the manifest."""
 
+import hashlib
+
 from schemas.base import Wire
 
 
@@ -9,6 +11,11 @@ class FileEntry(Wire):
     path: str
     sha256: str
     bytes: int
+
+
+def entry_of(path: str, content: bytes) -> FileEntry:
+    """Return the entry of a small file with this content."""
+    return FileEntry(path=path, sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
 
 
 class LayerStats(Wire):

@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import AwareDatetime
 
 from schemas.base import Wire
-from schemas.dataset.entries import FileEntry
+from schemas.dataset.entries import FileEntry, entry_of
 from schemas.dataset.manifest import CheckReport, Manifest, Totals, VocabularyStats
 from schemas.identity import Provenance
 from schemas.names import manifest_path
@@ -47,11 +47,7 @@ class JobEntry(Wire):
             vocabulary=manifest.vocabulary,
             first_shard=manifest.shards[0].path,
             captured_at=manifest.captured_at,
-            manifest=FileEntry(
-                path=manifest_path(manifest.provenance.job_id),
-                sha256=hashlib.sha256(content).hexdigest(),
-                bytes=len(content),
-            ),
+            manifest=entry_of(manifest_path(manifest.provenance.job_id), content),
             manifest_git_oid=git_oid(content),
         )
 

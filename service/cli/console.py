@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -30,6 +30,11 @@ WIDE = 15
 def group(name: str, purpose: str) -> typer.Typer:
     """Return a group of commands."""
     return typer.Typer(name=name, help=purpose, no_args_is_help=True, rich_markup_mode=None)
+
+
+def file_to_read(purpose: str) -> Any:  # noqa: ANN401 - typer's own
+    """Return the argument of a command that is an existing file."""
+    return typer.Argument(metavar="FILE", exists=True, dir_okay=False, help=purpose)
 
 
 def exit_code(error: QuarryError) -> int:

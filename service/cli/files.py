@@ -15,6 +15,7 @@ from service.cli.console import (
     EXIT_NOT_COMPLETE,
     EXIT_TRY_AGAIN,
     complain,
+    file_to_read,
     say,
     show_facts,
     show_json,
@@ -25,9 +26,7 @@ from service.installed import check_engine, check_python
 from service.logs import log_to_stderr
 from service.settings import load_settings
 
-JobFile = Annotated[
-    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
-]
+JobFile = Annotated[Path, file_to_read("The job, as JSON or YAML.")]
 
 
 def _part(value: str) -> Part:

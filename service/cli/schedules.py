@@ -10,7 +10,16 @@ import typer
 
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleView
 from schemas.source import Sample
-from service.cli.console import EXIT_NOT_COMPLETE, group, say, show_document, show_facts, show_json, show_list
+from service.cli.console import (
+    EXIT_NOT_COMPLETE,
+    file_to_read,
+    group,
+    say,
+    show_document,
+    show_facts,
+    show_json,
+    show_list,
+)
 from service.cli.job_file import json_in, read_document
 from service.cli.server import SERVER, AsJson, Quarry
 from service.control.request_body import parse_body
@@ -28,10 +37,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 @app.command()
 def add(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The schedule, as JSON or YAML."),
-    ],
+    file: Annotated[Path, file_to_read("The schedule, as JSON or YAML.")],
     preview: Annotated[
         bool, typer.Option("--preview", help="Check the schedule and print its next slots, but keep nothing.")
     ] = False,
@@ -79,15 +85,7 @@ def show(
 @app.command()
 def change(
     name: Name,
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="What to change: fields of a schedule, as JSON or YAML.",
-        ),
-    ],
+    file: Annotated[Path, file_to_read("What to change: fields of a schedule, as JSON or YAML.")],
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:
@@ -125,10 +123,7 @@ def run(name: Name, quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
 @app.command()
 def post(
     name: Name,
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Samples as JSON, one per line."),
-    ],
+    file: Annotated[Path, file_to_read("Samples as JSON, one per line.")],
     quarry: Quarry = SERVER,
     as_json: AsJson = False,
 ) -> None:

@@ -3,17 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-from schemas.dataset.entries import FileEntry
-from schemas.dataset.seal import seal_bytes, sha256_of
+from schemas.dataset.entries import FileEntry, entry_of
+from schemas.dataset.seal import seal_bytes
 from schemas.dataset.token_counts import packed_counts
 from schemas.names import FINAL_NORM_PATH, token_freq_path
 from service.errors import OptionRefused
-
-
-def file_entry(dataset: Path, path: str) -> FileEntry:
-    """Return the entry of the current file at `path` below `dataset`. Raises OSError."""
-    sha256, num_bytes = sha256_of(dataset / path)
-    return FileEntry(path=path, sha256=sha256, bytes=num_bytes)
 
 
 def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: str = "") -> FileEntry:
@@ -21,9 +15,9 @@ def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: 
 
     Raises OSError, also if the folder `dataset` is missing.
     """
-    path = token_freq_path(job_id)
-    seal_bytes(dataset / path, packed_counts(counts), attempt, dataset)
-    return file_entry(dataset, path)
+    path, content = token_freq_path(job_id), packed_counts(counts)
+    seal_bytes(dataset / path, content, attempt, dataset)
+    return entry_of(path, content)
 
 
 def write_final_norm(dataset: Path, content: bytes, attempt: str = "") -> FileEntry:
@@ -41,4 +35,4 @@ def write_final_norm(dataset: Path, content: bytes, attempt: str = "") -> FileEn
             )
     else:
         seal_bytes(final, content, attempt, dataset)
-    return file_entry(dataset, FINAL_NORM_PATH)
+    return entry_of(FINAL_NORM_PATH, content)

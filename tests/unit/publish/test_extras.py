@@ -9,8 +9,9 @@ import pytest
 from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
 from schemas.names import token_freq_path
 from service.errors import OptionRefused
-from service.publish.extras import file_entry, write_final_norm, write_token_freq
+from service.publish.extras import write_final_norm, write_token_freq
 from tests.support.finished_job import FINAL_NORM, JOB, OTHER_NORM
+from tests.support.shards import entry_of
 
 
 def test_counts_are_sealed_by_token_id(tmp_path: Path) -> None:
@@ -19,7 +20,7 @@ def test_counts_are_sealed_by_token_id(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / token_freq_path(JOB))
     assert table.schema.equals(TOKEN_FREQ_SCHEMA)
     assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == sorted(counts.items())
-    assert entry == file_entry(tmp_path, token_freq_path(JOB)) == write_token_freq(tmp_path, JOB, counts)
+    assert entry == entry_of(tmp_path, token_freq_path(JOB)) == write_token_freq(tmp_path, JOB, counts)
 
 
 def test_the_final_norm_is_written_once(tmp_path: Path) -> None:
