@@ -9,7 +9,7 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import Manifest, read_manifest
 from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, token_freq_path
-from service.artifacts.dataset_files import Files
+from service.artifacts.dataset_files import MANIFEST_BYTES, Files, read_file
 from service.proof.tally import Finding
 
 
@@ -20,10 +20,9 @@ def read_manifests(files: Files, findings: list[Finding], rows: dict[str, JobEnt
     """
     for path in files.manifests():
         try:
-            with files.held([path]) as folder:
-                content = (folder / path).read_bytes()
-                manifest, fault = read_manifest(content, PurePosixPath(path).name)
-        except (OSError, DatasetError, MemoryError) as error:
+            content = read_file(files, path, MANIFEST_BYTES)
+            manifest, fault = read_manifest(content, PurePosixPath(path).name)
+        except (OSError, DatasetError, EOFError, MemoryError) as error:
             findings.append(Finding(path=path, what=f"cannot be read: {error or 'it takes too much memory'}"))
             continue
         if fault is not None:

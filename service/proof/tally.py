@@ -8,12 +8,13 @@ Legend: T tokens, H hidden size.
 from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 
 from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
@@ -29,11 +30,15 @@ SAMPLES = 3
 Item = TypeVar("Item")
 
 
+Printable = Annotated[str, AfterValidator(lambda text: text.encode(errors="backslashreplace").decode())]
+"""Text with whatever is not UTF-8, as names of files may be, spelled out."""
+
+
 class Finding(Wire):
     """One thing that is wrong, in the file at `path` inside the dataset."""
 
-    path: str
-    what: str
+    path: Printable
+    what: Printable
 
 
 class Few(Generic[Item]):

@@ -38,7 +38,7 @@ from service.errors import EngineRefused, NotFound
 from service.proof.head import Head
 from service.proof.manifests import entries_of, read_manifests
 from service.proof.strays import strays
-from service.proof.tally import DatasetTally, Finding, JobTally
+from service.proof.tally import DatasetTally, Finding, JobTally, Printable
 from service.proof.verify_table import table_faults
 from service.proof.verify_unit import verify_unit
 from service.visible import one_line
@@ -77,7 +77,7 @@ class VerifyReport(Wire):
     As a string it is the plain lines that the command prints, the verdict last.
     """
 
-    where: str
+    where: Printable
     jobs: int
     shards: int
     rows: int

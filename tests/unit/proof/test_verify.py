@@ -1,6 +1,4 @@
-import errno
 import json
-import os
 import random
 import re
 from dataclasses import replace
@@ -113,54 +111,6 @@ def test_a_damaged_file_is_named_with_what_is_wrong(dataset, path, damage, what)
     report = dataset.verify()
     assert f"{path}: {what}" in said(report)
     assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
-
-
-def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_read(dataset, monkeypatch):
-    read = seal.sha256_of
-
-    def broken(path: Path, *options: object) -> tuple[str, int]:
-        if path.name == Path(SHARD).name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read(path, *options)
-
-    monkeypatch.setattr(verify, "sha256_of", broken)
-    flip_any_bit(dataset.folder / FINAL_NORM_PATH)
-    findings = dataset.verify().findings
-    assert {finding.path for finding in findings} == {SHARD, INDEX, FINAL_NORM_PATH}
-    assert Finding(path=SHARD, what="cannot be read: Input/output error") in findings
-
-
-def test_a_name_that_no_file_can_have_is_named(dataset):
-    long = "x" * 300
-    dataset.edit_manifest(lambda body: body["extras"][0].update(path=long))
-    assert f"{long}: cannot be read: File name too long" in said(dataset.verify())
-
-
-def test_folders_that_are_links_are_read(dataset, tmp_path):
-    """Another disk holds the states, as a reader and an export allow; one link leads back."""
-    for name in ("data", "manifests"):
-        (dataset.folder / name).rename(tmp_path / name)
-        (dataset.folder / name).symlink_to(tmp_path / name)
-    (dataset.folder / "index/again").symlink_to(dataset.folder)
-    report = dataset.verify()
-    assert report.ok, said(report)
-    assert report.rows == UNITS * len(LENGTHS)
-    (tmp_path / "data/extra.parquet").write_bytes(b"x")
-    assert said(dataset.verify()) == "data/extra.parquet: no manifest names this file"
-
-
-def test_a_folder_that_cannot_be_listed_ends_the_reading(dataset, monkeypatch):
-    """What is in it is not known: without the manifests the dataset would not be complete yet."""
-    listed = os.scandir
-
-    def denied(path: Path) -> object:
-        if Path(path).name == "manifests":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", denied)
-    with pytest.raises(PermissionError, match="manifests"):
-        dataset.verify()
 
 
 def test_a_long_file_is_noted_as_it_is_hashed(dataset, monkeypatch):

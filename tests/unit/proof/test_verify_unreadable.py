@@ -1,0 +1,76 @@
+"""Files and folders of a dataset that cannot be read, or have names that none should have."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from schemas.dataset import seal
+from schemas.names import FINAL_NORM_PATH
+from service.proof import verify
+from service.proof.verify import Finding
+from tests.support.shards import LENGTHS
+from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, said
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_read(dataset, monkeypatch):
+    read = seal.sha256_of
+
+    def broken(path: Path, *options: object) -> tuple[str, int]:
+        if path.name == Path(SHARD).name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path, *options)
+
+    monkeypatch.setattr(verify, "sha256_of", broken)
+    (dataset.folder / FINAL_NORM_PATH).write_bytes(b"")
+    findings = dataset.verify().findings
+    assert {finding.path for finding in findings} == {SHARD, INDEX, FINAL_NORM_PATH}
+    assert Finding(path=SHARD, what="cannot be read: Input/output error") in findings
+
+
+def test_a_name_that_no_file_can_have_is_named(dataset):
+    long = "x" * 300
+    dataset.edit_manifest(lambda body: body["extras"][0].update(path=long))
+    assert f"{long}: cannot be read: File name too long" in said(dataset.verify())
+
+
+def test_a_name_that_is_not_utf8_is_spelled_out(dataset):
+    os.close(os.open(os.fsencode(dataset.folder) + b"/data/\xff.parquet", os.O_CREAT))
+    report = dataset.verify()
+    assert said(report) == "data/\\udcff.parquet: no manifest names this file"
+    assert json.loads(report.model_dump_json())["findings"][0]["path"] == "data/\\udcff.parquet"
+
+
+def test_a_pipe_in_a_manifests_place_is_not_waited_for(dataset):
+    (dataset.folder / MANIFEST).unlink()
+    os.mkfifo(dataset.folder / MANIFEST)
+    assert f"{MANIFEST}: cannot be read: {MANIFEST} cannot be opened: it is a pipe" in said(dataset.verify())
+
+
+def test_folders_that_are_links_are_read(dataset, tmp_path):
+    """Another disk holds the states, as a reader and an export allow; one link leads back."""
+    for name in ("data", "manifests"):
+        (dataset.folder / name).rename(tmp_path / name)
+        (dataset.folder / name).symlink_to(tmp_path / name)
+    (dataset.folder / "index/again").symlink_to(dataset.folder)
+    report = dataset.verify()
+    assert report.ok, said(report)
+    assert report.rows == UNITS * len(LENGTHS)
+    (tmp_path / "data/extra.parquet").write_bytes(b"x")
+    assert said(dataset.verify()) == "data/extra.parquet: no manifest names this file"
+
+
+def test_a_folder_that_cannot_be_listed_ends_the_reading(dataset, monkeypatch):
+    """What is in it is not known: without the manifests the dataset would not be complete yet."""
+    listed = os.scandir
+
+    def denied(path: Path) -> object:
+        if Path(path).name == "manifests":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(PermissionError, match="manifests"):
+        dataset.verify()
