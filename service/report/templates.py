@@ -6,8 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.filesize import decimal
 
-from service.report.wording import count, number, percent, rms_text, short, size
+from service.report.wording import count, number, percent, rms_text, short
 
 _HERE = Path(__file__).parent
 REPORT_CSS = (_HERE / "page.css").read_text(encoding="utf-8")
@@ -26,5 +27,5 @@ def templates(*folders: Path) -> Environment:
     environment.globals |= {"css": REPORT_CSS, "css_hash": f"sha256-{digest}"}
     environment.globals["version"] = version("eagle-quarry")
     environment.filters |= {"count": count, "number": number, "percent": percent, "rms": rms_text}
-    environment.filters |= {"short": short, "size": size, "px": "{:.1f}".format}
+    environment.filters |= {"short": short, "size": decimal, "px": "{:.1f}".format}
     return environment

@@ -5,22 +5,11 @@ import math
 from service.visible import visible
 
 MAX_TEXT_CHARS = 200
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def count(number: int) -> str:
     """Return `12,345`."""
     return f"{number:,}"
-
-
-def size(num_bytes: int) -> str:
-    """Return `47.1 MB`; units are powers of 1000, as for disks."""
-    power = 0
-    value = float(num_bytes)
-    while value >= 999.5 and power < len(_UNITS) - 1:
-        value, power = value / 1000, power + 1
-    digits = f"{value:,.0f}" if power == 0 or value >= 1000 else f"{value:.3g}"
-    return f"{digits} {_UNITS[power]}"
 
 
 def number(value: float | None) -> str:

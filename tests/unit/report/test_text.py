@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from service.report.sample_text import load_tokenizer, token_texts
-from service.report.wording import count, number, percent, short, size
+from service.report.wording import count, number, percent, short
 from service.visible import one_line, visible
 
 TEXT = "Say hi: \u4f60\u597d, \U0001f985!  Two  spaces.\nA new line, na\u00efve."
@@ -81,10 +81,6 @@ def test_a_tokenizer_that_nests_too_deep_says_why(tmp_path):
     ("told", "text"),
     [
         (count(1234567), "1,234,567"),
-        (size(999), "999 B"),
-        (size(47_166_751), "47.2 MB"),
-        (size(999_600), "1 MB"),
-        (size(3 * 10**18), "3,000 PB"),
         (number(None), "-"),
         (number(0.0), "0"),
         (number(2.75634), "2.756"),
