@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.files import RangeFile
 from schemas.identity import FinalNorm
+from schemas.names import FINAL_NORM_PATH
 
 MAX_BYTES = 2**24
 """Maximum size of a final norm's file: weight and bias are two vectors [H]."""
@@ -74,15 +75,17 @@ def norm_bytes(weights: NormWeights) -> bytes:
     return content
 
 
-def read_norm_file(file: RangeFile, name: str, norm: FinalNorm, hidden_size: int) -> NormWeights:
-    """Read a file written by `norm_bytes` and called `name`. Raises DatasetError, OSError."""
+def read_norm_file(file: RangeFile, norm: FinalNorm, hidden_size: int) -> NormWeights:
+    """Read a file written by `norm_bytes`. Raises DatasetError, OSError."""
     if file.num_bytes > MAX_BYTES:
-        raise DatasetError(f"{name} has {file.num_bytes} bytes; a final norm has at most {MAX_BYTES}")
+        raise DatasetError(
+            f"{FINAL_NORM_PATH} has {file.num_bytes} bytes; a final norm has at most {MAX_BYTES}"
+        )
     try:
         tensors: dict[str, torch.Tensor] = load(file.read(0, file.num_bytes).tobytes())
     except (SafetensorError, EOFError, KeyError) as error:  # KeyError: torch has no such dtype
-        raise DatasetError(f"{name} is not a safetensors file: {error}") from error
+        raise DatasetError(f"{FINAL_NORM_PATH} is not a safetensors file: {error}") from error
     shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
     if "weight" not in shapes or any(shape != [hidden_size] for shape in shapes.values()):
-        raise DatasetError(f"{name} holds {shapes}, expected a weight of [{hidden_size}]")
+        raise DatasetError(f"{FINAL_NORM_PATH} holds {shapes}, expected a weight of [{hidden_size}]")
     return NormWeights(norm, tensors["weight"], tensors.get("bias"))

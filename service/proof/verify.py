@@ -280,7 +280,7 @@ def _norm_faults(folder: Path, job: Manifest, head: Head | None) -> Iterator[str
     made = job.provenance
     try:
         file = LocalFile(folder / FINAL_NORM_PATH)
-        norm = read_norm_file(file, FINAL_NORM_PATH, made.final_norm, made.identity.hidden_size)
+        norm = read_norm_file(file, made.final_norm, made.identity.hidden_size)
     except (DatasetError, OSError) as error:
         yield f"cannot be read: {error}"
         return

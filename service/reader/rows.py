@@ -57,12 +57,8 @@ class Rows(Dataset[Any]):
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
         self.about = About.of(self._shard(self._places.shards[0]).provenance)
-        self._norm: NormWeights = read_norm_file(
-            self._files.open(FINAL_NORM_PATH),
-            FINAL_NORM_PATH,
-            self.about.final_norm,
-            self.about.hidden_size,
-        )
+        norm, hidden_size = self.about.final_norm, self.about.hidden_size
+        self._norm: NormWeights = read_norm_file(self._files.open(FINAL_NORM_PATH), norm, hidden_size)
         if view is not None:
             view.check(self.about)
 

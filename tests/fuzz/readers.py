@@ -59,7 +59,7 @@ READERS: dict[str, Reader] = {
     "counts": lambda file, data: read_counts(data, "counts"),
     "manifest": lambda file, data: read_manifest(data, "manifest"),
     "jobs": _jobs_table,
-    "norm": lambda file, data: read_norm_file(LocalFile(file), "norm", NORM, 64),
+    "norm": lambda file, data: read_norm_file(LocalFile(file), NORM, 64),
     "socket": _socket,
 }
 SEEDS = {

@@ -44,7 +44,7 @@ NORM = FinalNorm(kind="layernorm", eps=EPS)
 
 def read(path: Path, content: bytes) -> NormWeights:
     path.write_bytes(content)
-    return read_norm_file(LocalFile(path), "n.safetensors", NORM, HIDDEN)
+    return read_norm_file(LocalFile(path), NORM, HIDDEN)
 
 
 def test_a_file_gives_back_the_norm(tmp_path: Path) -> None:
