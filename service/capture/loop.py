@@ -192,7 +192,7 @@ class Capture:
             return False
         WAITS.enter("none")
         unit, self._last_job = self._keep(lease), lease.job_id
-        preparing = self._supervised(unit, self._session_for(unit))
+        preparing = self._supervised(unit, self._engine_for(unit))
         session = await unless(preparing, self.stop, unit.lost)
         if self.stop.is_set():
             return True
@@ -236,17 +236,14 @@ class Capture:
         unit.needs_engine = False
         self._room.set()
 
-    async def _session_for(self, unit: HeldUnit) -> EngineSession:
-        """Return an engine for a unit; one that runs alone waits for all others."""
-        if unit.alone and (running := self._tasks()):
-            await asyncio.wait(running)
-        return await self._engine_for(unit)
-
     async def _engine_for(self, unit: HeldUnit) -> EngineSession:
         """Return an engine that serves the unit's job, once its canary has passed.
 
-        If another engine is needed, the units of the old one finish first.
+        A unit that runs alone waits for all others. If another engine is needed, the units of the old one
+        finish first.
         """
+        if unit.alone and (running := self._tasks()):
+            await asyncio.wait(running)
         session, lease = self._engine.session, unit.lease
         if session is not None:
             check_engine(lease, session)
