@@ -20,7 +20,9 @@ from service.settings import Settings
 
 MOST_ENDED = 10
 """Files that may crash the process: each time, everything readable is read again."""
-_EXIT_CODES = {"right": 0, "BROKEN": EXIT_BROKEN, "not complete yet": EXIT_NOT_COMPLETE}
+_EXIT_CODES = {"right": 0, "BROKEN": EXIT_BROKEN} | dict.fromkeys(
+    ("not read whole", "not complete yet"), EXIT_NOT_COMPLETE
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
@@ -35,10 +35,14 @@ Printable = Annotated[str, AfterValidator(lambda text: text.encode(errors="backs
 
 
 class Finding(Wire):
-    """One thing that is wrong, in the file at `path` inside the dataset."""
+    """One thing that is wrong, in the file at `path` inside the dataset.
+
+    One that is `unread` could not be read here, as on a failing disk: the dataset itself may be right.
+    """
 
     path: Printable
     what: Printable
+    unread: bool = Field(default=False, exclude_if=lambda unread: not unread)
 
 
 class Few(Generic[Item]):
@@ -109,9 +113,9 @@ class JobTally:
         """Number of supervised tokens in these rows."""
         return self.supervised.counts().total()
 
-    def fault(self, path: str, what: str) -> None:
+    def fault(self, path: str, what: str, *, unread: bool = False) -> None:
         """Record a finding for the file at `path`."""
-        self.findings.append(Finding(path=path, what=what))
+        self.findings.append(Finding(path=path, what=what, unread=unread))
 
     def layer(
         self, layer_id: int, states_TH: torch.Tensor, low_T: torch.Tensor, high_T: torch.Tensor

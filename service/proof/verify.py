@@ -3,6 +3,7 @@
 Imports torch: import it lazily. Nothing in the dataset is trusted, including paths.
 """
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -98,9 +99,11 @@ class VerifyReport(Wire):
         return self.verdict == "right"
 
     @property
-    def verdict(self) -> Literal["right", "BROKEN", "not complete yet"]:
+    def verdict(self) -> Literal["right", "BROKEN", "not read whole", "not complete yet"]:
         """What the dataset is."""
-        return "BROKEN" if self.findings else "right" if self.jobs else "not complete yet"
+        if self.findings:
+            return "not read whole" if all(finding.unread for finding in self.findings) else "BROKEN"
+        return "right" if self.jobs else "not complete yet"
 
     def __str__(self) -> str:
         lines = [
@@ -308,17 +311,20 @@ def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, readi
         except FileNotFoundError:  # just consumed
             tally.fault(entry.path, MISSING)
         except OSError as error:
-            tally.fault(entry.path, f"cannot be read: {error.strerror}")
+            if error.errno == errno.ENAMETOOLONG:
+                tally.fault(entry.path, MISSING)  # no file can have such a name
+            else:
+                tally.fault(entry.path, f"cannot be read: {error.strerror}", unread=True)
     return len(tally.findings) > found
 
 
 def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
     """Check a job's token counts, and the manifest's statistics of them, against its rows.
 
-    Checks nothing unless the job's shards are intact.
+    Checks nothing unless the job's shards and indexes are intact: rows of other units were not read.
     """
     broken = {finding.path for finding in tally.findings}
-    if broken & {entry.path for entry in job.shards}:
+    if broken & {entry.path for entry in (*job.shards, *job.indexes)}:
         return
     counted, path = tally.supervised.counts(), token_freq_path(job.provenance.job_id)
     if path not in broken and path in {entry.path for entry in job.extras}:

@@ -28,7 +28,7 @@ def table_faults(files: Files, told: Mapping[str, JobEntry], begun_at: Collectio
     except ValidationError as error:
         yield f"is not a table of this version: {first_fault(error)}"
         return
-    except (DatasetError, EOFError, MemoryError, OSError) as error:
+    except (DatasetError, EOFError, MemoryError) as error:
         yield f"cannot be read: {error or 'it takes too much memory'}"
         return
     rows = table.counting({path: row.manifest.sha256 for path, row in told.items()})

@@ -122,6 +122,11 @@ def test_a_long_file_is_noted_as_it_is_hashed(dataset, monkeypatch):
     assert notes.count(path) > (dataset.folder / path).stat().st_size // 512
 
 
+def test_a_damaged_index_is_all_that_is_named(dataset):
+    flip_any_bit(dataset.folder / INDEX)
+    assert [finding.path for finding in dataset.verify().findings] == [INDEX]
+
+
 def test_a_damaged_file_is_not_decoded(dataset):
     make_it_end_its_process(dataset.folder / SHARD)
     assert said(dataset.verify()).startswith(f"{SHARD}: has sha256")

@@ -24,16 +24,21 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_read(dataset, monke
         return read(path, *options)
 
     monkeypatch.setattr(verify, "sha256_of", broken)
+    report = dataset.verify()
+    what = "cannot be read: Input/output error"
+    assert set(report.findings) == {Finding(path=path, what=what, unread=True) for path in (SHARD, INDEX)}
+    assert (report.ok, report.rows) == (False, len(LENGTHS))
+    assert str(report).splitlines()[-1] == "the dataset is not read whole: 2 errors"
     (dataset.folder / FINAL_NORM_PATH).write_bytes(b"")
-    findings = dataset.verify().findings
-    assert {finding.path for finding in findings} == {SHARD, INDEX, FINAL_NORM_PATH}
-    assert Finding(path=SHARD, what="cannot be read: Input/output error") in findings
+    report = dataset.verify()
+    assert {finding.path for finding in report.findings} == {SHARD, INDEX, FINAL_NORM_PATH}
+    assert report.verdict == "BROKEN"
 
 
 def test_a_name_that_no_file_can_have_is_named(dataset):
     long = "x" * 300
     dataset.edit_manifest(lambda body: body["extras"][0].update(path=long))
-    assert f"{long}: cannot be read: File name too long" in said(dataset.verify())
+    assert f"{long}: is missing" in said(dataset.verify())
 
 
 def test_a_name_that_is_not_utf8_is_spelled_out(dataset):

@@ -73,5 +73,5 @@ def header(dtype: str, shape: list[int], offsets: list[int], num_bytes: int) -> 
     ids=["more than the file", "backwards", "a long header", "empty", "another shape", "too large"],
 )
 def test_a_file_that_is_no_norm_of_this_size_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    with pytest.raises(DatasetError, match=rf"^n\.safetensors .*{message}"):
+    with pytest.raises(DatasetError, match=rf"^final_norm\.safetensors .*{message}"):
         read(tmp_path / "n", content)
