@@ -100,13 +100,13 @@ class PublishedJob:
             return None
         try:
             files = patiently(partial(files_of, self._dataset), self._patience_s)
-        except ReaderError as error:
+            is_there = manifest_path(self._job_id) in files.manifests()
+        except (ReaderError, OSError) as error:
             return str(error)
-        is_there = manifest_path(self._job_id) in files.manifests()
         try:
             read = read_jobs(files, frozenset([self._job_id]))
             check_norm(files, read)
-        except ReaderError as error:
+        except (ReaderError, OSError) as error:
             if not is_there:
                 self._faulty_s = None
                 return str(error)

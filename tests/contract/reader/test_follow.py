@@ -1,5 +1,7 @@
 """A job is followed while it is captured: each row once an epoch, whatever is killed or moved meanwhile."""
 
+import errno
+import os
 import subprocess
 import sys
 import time
@@ -268,6 +270,24 @@ def test_a_manifest_that_stays_faulty_is_named_when_patience_ends(
     manifest.write_bytes(harm(manifest.read_bytes()))
     with pytest.raises(ReaderError, match=rf"manifests/{JOB}.json"):
         next(iter(QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1, patience_s=0.1)))
+
+
+def test_a_folder_that_cannot_be_listed_for_a_moment_is_waited_for(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network share that hiccups."""
+    monkeypatch.setattr(published, "LOOK_S", 0.01)
+    followed.capture(UNITS)
+    followed.complete()
+    answers, listed = [True, False], LocalFiles.manifests
+
+    def manifests(files: LocalFiles) -> list[str]:
+        if answers and not answers.pop():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return listed(files)
+
+    monkeypatch.setattr(LocalFiles, "manifests", manifests)
+    assert ids(QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1)) == EVERY
 
 
 def test_another_models_norm_is_refused(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
