@@ -23,6 +23,9 @@ CONTENT = {
     "data/j-1/notes.parquet/inner.txt": b"below a folder that is named as a shard is",
     "data/train-00002.parquet": b"not of the job",
     "manifests/empty.json": b"",
+    "manifests/notes.txt": b"no manifest",
+    "manifests/folder.json/inner.json": b"below a folder that is named as a manifest is",
+    "other/manifests/x.json": b"not of this dataset",
     ".cache/tool.json": b"a tool's",
 }
 SHARD = "data/j-1/train-00001.parquet"
@@ -51,19 +54,8 @@ def test_all_files_are_listed_but_those_of_tools(files: Files) -> None:
     assert files.paths() == sorted(path for path in CONTENT if not path.startswith("."))
 
 
-@pytest.mark.parametrize(
-    ("folder", "suffix", "names"),
-    [
-        ("data/j-1", ".parquet", ["data/j-1/train-00000.parquet", SHARD]),
-        ("data", ".parquet", ["data/train-00002.parquet"]),
-        ("", ".md", ["README.md"]),
-        ("data/j-2", ".parquet", []),
-    ],
-)
-def test_the_files_directly_in_a_folder_are_found(
-    files: Files, folder: str, suffix: str, names: list[str]
-) -> None:
-    assert files.find(folder, suffix) == names
+def test_the_manifests_are_found(files: Files) -> None:
+    assert files.manifests() == ["manifests/empty.json"]
 
 
 @pytest.mark.parametrize(("offset", "num_bytes"), [(0, 1), (250, 12), (10_000, 240), (0, 10_240), (7, 0)])
