@@ -7,9 +7,11 @@ would read absolute paths on this node, and any URL; here it reads only files of
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BufferedReader
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -111,8 +113,11 @@ class HubRows:
                 if builder.name not in FORMS:
                     detail = f"{_what(self.source)} is of the form {builder.name!r}, which is not read"
                     raise SourceRefused(detail, field=_FIELD, cure="convert it to Parquet or JSONL")
-                if builder.name == "json":
-                    yield from self._json_rows(builder.config)
+                config = builder.config
+                # In another encoding, rows are as `datasets` makes them.
+                is_utf8 = builder.name == "json" and config.encoding == "utf-8"
+                if is_utf8 and self.source.split in (config.data_files or ()):
+                    yield from self._json_rows(config)
                     return
                 stream = builder.as_streaming_dataset(split=self.source.split)
                 if stream.features is not None and require_decoding(stream.features):
@@ -129,26 +134,27 @@ class HubRows:
                 raise SourceRefused(detail, field=_FIELD, cure=_CURE) from error
 
     def _json_rows(self, config: Any) -> Iterator[Read]:  # noqa: ANN401 - of `datasets`
-        """Read JSON as it is written: an object on each line, or documents.
+        """Read JSON as it is written: each file has an object on each line, or is one document.
 
         `datasets` fixes the types of columns by the first 10 MB, and makes other text of what differs later.
         """
-        from datasets.packaged_modules.text.text import Text
+        from datasets import DownloadConfig, StreamingDownloadManager
+        from datasets.utils.file_utils import xopen
 
-        def texts(unit: str) -> Iterator[bytes]:
-            options = {"data_files": config.data_files, "encoding": config.encoding, "token": self.token}
-            stream = Text(sample_by=unit, **options).as_streaming_dataset(split=self.source.split)
-            return (text for row in stream if (text := row["text"].encode().strip()))
-
-        lines = texts("line")
-        first = next(lines, b"")
-        kind = getattr(read_line(first)[1], "reason", None)
-        if config.field is None and kind not in (RejectReason.NOT_JSON, RejectReason.NOT_AN_OBJECT):
-            yield from (read_line(line, self.labels) for line in chain((first,), lines))
-            return
-        for document in map(json.loads, texts("document")):
-            value = document if config.field is None else document[config.field]
-            yield from (read_row(row, self.labels) for row in (value if isinstance(value, list) else [value]))
+        access = DownloadConfig(token=self.token)
+        manager = StreamingDownloadManager(download_config=access)
+        for path in manager.iter_files(manager.extract(list(config.data_files[self.source.split]))):
+            with xopen(path, "rb", download_config=access) as opened, BufferedReader(opened, 2**20) as file:
+                lines = (text for line in file if (text := line.removeprefix(BOM_UTF8).strip()))
+                first = next(lines, b"[]")
+                kind = getattr(read_line(first)[1], "reason", None)
+                if config.field is None and kind not in (RejectReason.NOT_JSON, RejectReason.NOT_AN_OBJECT):
+                    yield from (read_line(line, self.labels) for line in chain((first,), lines))
+                    continue
+                value = json.loads(b"\n".join((first, *lines)))
+            value = value if config.field is None else value[config.field]
+            for row in value if isinstance(value, list) else [value]:
+                yield read_row({"text": row} if isinstance(row, str) else row, self.labels)
 
 
 @contextmanager

@@ -110,6 +110,24 @@ def test_json_is_read_as_it_is_written(hub: FakeHub, files: str) -> None:
     assert [row.content for row in opened.rows()] == expected
 
 
+def test_each_json_file_has_a_form_of_its_own(hub: FakeHub) -> None:
+    texts = [{"text": name} for name in "abcdefg"]
+    parts = [
+        *(b"", jsonl(*texts[:2]).rstrip(), json.dumps(texts[2:4]).encode()),
+        *(b"\xef\xbb\xbf\n" + jsonl(texts[4]), json.dumps([texts[5], "g"], indent=1).encode(), b"\n"),
+    ]
+    read = rows(hub, {f"data/train-{place}.json": part for place, part in enumerate(parts)})
+    assert [row.content for row in read] == [Sample(**text) for text in texts]
+    assert [row.source_id for row in read] == list("0123456")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_json_is_read_in_the_encoding_that_the_card_says(hub: FakeHub, encoding: str) -> None:
+    named = card({"data_files": "a.jsonl", "encoding": encoding})
+    files = {"README.md": named, "a.jsonl": '{"text": "\u00e9"}\n'.encode(encoding)}
+    assert [row.content for row in rows(hub, files)] == [Sample(text="\u00e9")]
+
+
 def test_a_line_that_is_no_json_is_a_reject(hub: FakeHub) -> None:
     read = rows(hub, {"train.jsonl": jsonl(OWN) + b"{\n" + jsonl(OWN)})
     assert [isinstance(row.content, Sample) for row in read] == [True, False, True]
