@@ -144,27 +144,35 @@ class Conversation:
     def check_written(self) -> None:
         """Raise RenderFailed if the template leaves out calls, or a message that is no answer: many do.
 
-        They are rendered with stand-ins; if that fails, nothing is known.
+        They are rendered with stand-ins; if that fails, nothing is known. What is then not written must also
+        change nothing: a template may write it in another form, or only what it knows.
         """
         words = [f"QuarryStandIn{place}X" for place in range(len(self.messages))]
         others = list(map(_instead, self.messages, words))
         try:
             written = set(_STAND_IN.findall(replace(self, messages=others).rendering.text))
+            each = zip(self.messages, words, others, strict=True)
+            silent = [message if word in written else other for message, word, other in each]
+            gone = [place for place, message in enumerate(self.messages) if silent[place] is not message]
+            if not gone or replace(self, messages=silent).rendering.text != self.rendering.text:
+                return
         except RenderFailed:
             return
-        for place, (message, other) in enumerate(zip(self.messages, others, strict=True)):
-            if other is not message and words[place] not in written:
-                what = "calls" if message["role"] == "assistant" else "text"
-                fault = f"the template leaves out the {what} of message {place}, of {message['role']!r}"
-                raise RenderFailed(f"{fault}: pass a 'chat_template' that does not")
+        role = self.messages[gone[0]]["role"]
+        fault = f"the {'calls' if role == 'assistant' else 'text'} of message {gone[0]}, of {role!r}"
+        raise RenderFailed(f"the template leaves out {fault}: pass a 'chat_template' that does not")
 
 
 def _instead(message: Mapping[str, Any], word: str) -> Mapping[str, Any]:
-    """Return a message with calls of `word`, or one that is no answer and says it; any other unchanged."""
+    """Return a message with calls of `word`, or one that is no answer and says it; any other unchanged.
+
+    One without text is unchanged, too: nothing of it could be left out.
+    """
     if calls := message.get("tool_calls"):
         named = {"name": word, "arguments": {}}
         return {**message, "tool_calls": [{**call, **named, "function": named} for call in calls]}
-    return message if message["role"] == "assistant" else {**message, "content": word}
+    says_nothing = message["role"] == "assistant" or not message["content"].strip()
+    return message if says_nothing else {**message, "content": word}
 
 
 def _marks_generation(tree: nodes.Template) -> bool:

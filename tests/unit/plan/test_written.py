@@ -37,6 +37,33 @@ def test_a_sample_of_which_the_template_leaves_something_out_is_a_reject(
     assert reject.reason == "template-failed" and f"the template leaves out {what}: pass" in reject.detail
 
 
+EVERY = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content"
+KNOWN = """
+{%- for call in m.tool_calls or [] %}
+    {%- for tool in tools if call.function.name == tool.function.name %}{{ call | tojson }}{% endfor %}
+{%- endfor %}"""
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("turns", "template"),
+    [
+        (TWO, EVERY + " | upper }}"),
+        (TWO, EVERY + "[:9] }}"),
+        (CALLED, EVERY + " }}" + KNOWN),
+        (
+            ({"role": "system", "content": ""}, *TWO),
+            EVERY.replace(" %", " if m.role != 'system' %", 1) + " }}",
+        ),
+    ],
+)
+def test_what_a_template_writes_in_another_form_is_not_left_out(
+    tmp_path: Path, turns: tuple[Any, ...], template: str
+) -> None:
+    tokenizer = a_tokenizer(tmp_path, template + "{% endfor %}", loss="all")
+    encoded(tokenizer, chat(*turns, tools=[ADD]))
+
+
 def test_tools_may_be_left_out_since_the_system_may_have_said_them(tmp_path: Path) -> None:
     encoded(a_tokenizer(tmp_path), chat(*TWO, tools=[{"type": "function", "function": {"name": "add"}}]))
 
