@@ -277,10 +277,12 @@ def pass_on(tx: Transaction, lease: UnitLease, error: QuarryError, rest_s: float
     _held_in_turn(tx, lease)
     outcome, problem = error.outcome, error.problem()
     if _takers(tx, lease.job_id) - {lease.owner}:
-        before = exists().where(SICKNESS.c.owner == lease.owner, SICKNESS.c.model_sha256 == lease.job_id)
-        wait_s = rest_s if tx.connection.scalar(select(before)) else lease.ttl_s
-        outcome, until = Outcome.VOID, tx.now + timedelta(seconds=wait_s)
-        _fall_sick(tx, lease, lease.job_id, deaths=0, problem=problem, until=until)
+        outcome = Outcome.VOID
+        key = {"owner": lease.owner, "model_sha256": lease.job_id}
+        before = tx.connection.scalar(select(SICKNESS.c.until).filter_by(**key))
+        if before is None or before <= tx.now:  # else another unit of the same engine was refused, too
+            until = tx.now + timedelta(seconds=lease.ttl_s if before is None else rest_s)
+            _fall_sick(tx, lease, lease.job_id, deaths=0, problem=problem, until=until)
     tasks.fail(tx, lease, problem, outcome, max_attempts=1)
 
 
@@ -324,8 +326,14 @@ def proven(tx: Transaction, lease: UnitLease) -> None:
 
 def try_again(tx: Transaction, job_id: str) -> None:
     """Let every worker that rests from a job or its model probe it again now."""
+    forget_refusals(tx, job_id)
     of_job = exists().where(JOB.c.id == job_id, OF_JOB)
     tx.connection.execute(update(SICKNESS).where(of_job).values(until=tx.now))
+
+
+def forget_refusals(tx: Transaction, job_id: str) -> None:
+    """Forget which workers' engines refused a job, as if none had looked at it."""
+    tx.connection.execute(delete(SICKNESS).where(SICKNESS.c.model_sha256 == job_id))
 
 
 def is_at_fault(blamed_by: Collection[str], *, is_only_worker: bool) -> bool:

@@ -193,6 +193,52 @@ def test_a_job_is_left_to_other_workers_until_none_takes_it(
     assert lease_unit(store, "one", job_id(1)).job_id == job_id(1)
 
 
+@pytest.mark.parametrize("events", ["a", "a a", "a b resume a", "a -a a"])
+def test_a_worker_that_refuses_a_job_looks_again_once_another_one_that_was_killed_is_gone(
+    store: Store, clock: Clock, events: str
+) -> None:
+    """Of several units at once, after a resume, and under another name; then it fails the job."""
+    start_units(store, 4)
+    for owner in ("a", "b"):
+        store.write(workers.beat, owner, TTL_S)
+    held = {owner: [lease_unit(store, owner) for _ in range(events.count(owner))] for owner in ("a", "b")}
+    for event in events.split():
+        if event == "resume":
+            assert store.read(jobs.state, job_id(1)) is JobState.FAILED
+            store.write(jobs.resume, job_id(1))
+            held["a"] = [lease_unit(store, "a")]
+        elif event == "-a":
+            store.write(workers.leave, "a")
+        else:
+            store.write(workers.pass_on, held[event].pop(), EngineRefused("why"), REST_S)
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
+    assert units.lease(store, "a", TTL_S) is None
+    clock.advance(TTL_S)
+    store.write(workers.pass_on, lease_unit(store, "a"), EngineRefused("why"), REST_S)
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
+
+
+@pytest.mark.parametrize("numbers", [(1, 1), (1, 2)], ids=["one job", "two jobs"])
+def test_two_workers_that_refuse_jobs_at_once_do_not_leave_them_to_each_other(
+    store: Store, numbers: tuple[int, int]
+) -> None:
+    for number in (1, 2):
+        start_units(store, number=number)
+    owners, refused = ("one", "two"), EngineRefused("why")
+    for owner in owners:
+        store.write(workers.beat, owner, TTL_S)
+    leases = [lease_unit(store, owner, job_id(n)) for owner, n in zip(owners, numbers, strict=True)]
+    with ThreadPoolExecutor(1) as pool:
+        with store.writing() as tx:
+            workers.pass_on(tx, leases[0], refused, REST_S)
+            other = pool.submit(store.write, workers.pass_on, leases[1], refused, REST_S)
+        other.result(60)
+    for owner, number in zip(reversed(owners), numbers, strict=True):
+        if store.read(jobs.state, job_id(number)) is not JobState.FAILED:
+            store.write(workers.pass_on, lease_unit(store, owner, job_id(number)), refused, REST_S)
+        assert store.read(jobs.state, job_id(number)) is JobState.FAILED
+
+
 def test_a_worker_that_ends_says_whether_it_rested(store: Store, clock: Clock) -> None:
     start_units(store)
     fall_sick(store, clock, "one")
