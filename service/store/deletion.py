@@ -7,7 +7,7 @@ from sqlalchemy import Select, Table, and_, delete, exists, or_, select, tuple_,
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
-from service.store import keys, tasks, totals
+from service.store import keys, tasks, totals, workers
 from service.store.database import Store, Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import (
@@ -87,6 +87,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
         if deleted == most:
             return True
         room -= deleted
+    workers.forget_refusals(tx, job_id)
     for table in (TASK, FINAL_NORM, REQUEST, CONSUMER):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))

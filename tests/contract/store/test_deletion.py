@@ -12,14 +12,24 @@ from schemas.job import ENDED_JOB_STATES, JobState
 from schemas.keys import NewKey, Scope
 from service import sweeper
 from service.control.deletion import delete_job
-from service.errors import IllegalMove, NotFound, WriteFailed
+from service.errors import EngineRefused, IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
-from service.store import Store, Transaction, commits, deletion, jobs, keys, publishing
+from service.store import Store, Transaction, commits, deletion, jobs, keys, publishing, workers
 from service.store.tables import JOB, METADATA, TASK
 from service.store.transitions import lock_job
 from service.work.keeper import Keeper
 from tests.support.roles import delete_old, sweep
-from tests.support.store_cases import Clock, capture, job_id, lease_publish, reach
+from tests.support.store_cases import (
+    OWNER,
+    TTL_S,
+    Clock,
+    capture,
+    job_id,
+    lease_publish,
+    lease_unit,
+    reach,
+    start_units,
+)
 
 DAY_S = 86_400.0
 
@@ -62,6 +72,16 @@ def test_only_what_has_ended_is_deleted_and_then_no_row_of_it_is_left(
         with pytest.raises(IllegalMove, match="cannot become deleting"):
             delete_job(store, settings, job_id(1), with_dataset=True)
         assert rows_left(store) == before
+
+
+def test_no_worker_rests_from_a_job_that_is_deleted(store: Store, tmp_path: Path) -> None:
+    start_units(store)
+    store.write(workers.beat, "another", TTL_S)
+    store.write(workers.pass_on, lease_unit(store), EngineRefused("why"), DAY_S)
+    store.write(jobs.cancel, job_id(1))
+    delete_job(store, settings_in(tmp_path), job_id(1), with_dataset=False)
+    assert store.read(workers.waits) == {}
+    assert not store.write(workers.leave, OWNER)
 
 
 def test_a_deletion_that_was_cut_off_cannot_be_resumed_and_its_task_ends_it(
