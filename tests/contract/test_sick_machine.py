@@ -143,6 +143,7 @@ def test_a_worker_with_another_engine_or_a_misspelt_option_fails_no_job(
     job_ids = [pushed(shop, target, str(number)) for number in range(4)]
     changes = {"engine": f"{__name__}:{engine.__name__}", "units_in_flight": 1}
     sick = shop.settings.model_copy(update=changes)
+    shop.store.write(workers.beat, "healthy", shop.settings.lease_s)  # the sick one is never the only one
     both(shop, Capture(shop.store, sick, "sick"), Capture(shop.store, shop.settings, "healthy"), job_ids)
 
 

@@ -163,7 +163,7 @@ class Refuse(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         ours = name.split(".")[0] == "connector" or (
             name.startswith("service.")
-            and name.split(".")[1] not in {"reader", "artifacts", "errors", "client"})
+            and name.split(".")[1] not in {"reader", "artifacts", "errors", "client", "retry_after"})
         others = {"transformers", "vllm", "datasets", "huggingface_hub", "sqlalchemy", "fastapi", "jinja2"}
         if ours or name.split(".")[0] in others:
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
