@@ -32,9 +32,9 @@ def lease(
     """Lease the lowest free unit of the preferred job, or otherwise of the oldest job that has one.
 
     Skips models and jobs from which the worker is waiting and, if the disk `is_full`, jobs whose shards are
-    removed once stored. Away from the data folder, takes only jobs that are pushed, whose
-    shards are always removed there once stored. If the worker's engine has died, units on which an engine
-    died while they ran alone come last: another unit tells more about whose fault it was.
+    removed once stored. Away from the data folder, takes only jobs that are pushed, whose shards are always
+    removed there once stored. If the worker's engine has died, units on which an engine died while they ran
+    alone come last: another unit tells more about whose fault it was.
     """
     take = partial(tasks.lease, store, TaskKind.CAPTURE, partial(_grant, host=host), owner, ttl_s)
     choice = Choice(prefer_job, is_full=is_full, host=host)

@@ -126,9 +126,10 @@ class JobRow:
 
 
 class LoneDeaths(Wire):
-    """Engines died on a unit that ran alone; `sound` lists workers whose engines had captured another one.
+    """What speaks against a unit: engines that died on it while it ran alone, and states that are wrong.
 
-    `wrong` lists those whose engines got wrong states for it, alone or not.
+    `sound` lists the workers whose engines had captured another unit before they died, `wrong` those whose
+    engines got wrong states for it, alone or not; each as often as it happened.
     """
 
     sound: tuple[str, ...] = ()
