@@ -1,6 +1,7 @@
 """The routes of schedules, and `quarry schedules` against them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ def body(model: Path, rows: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def nightly(api: httpx2.Client, body: dict[str, Any]) -> str:
-    api.delete("/schedules/nightly")
+def nightly(api: httpx2.Client, body: dict[str, Any]) -> Iterator[str]:
+    """A schedule of this test alone: tests of one server run in any order, and `check` reads them all."""
     assert api.post("/schedules", json=body).status_code == 201
-    return "/schedules/nightly"
+    yield "/schedules/nightly"
+    api.delete("/schedules/nightly")
 
 
 def test_a_schedule_is_made_read_changed_run_and_deleted(
@@ -153,7 +155,6 @@ def test_its_request_names_only_what_its_owner_may_use_whoever_changes_it(
         named = update(SCHEDULE).where(SCHEDULE.c.name == "nightly")
         tx.connection.execute(named.values(owner="somebody-without-a-key"))
     refused = api.patch(nightly, json={"request": body["request"]})
-    api.delete(nightly)
     assert problem_of(refused, 422).field == "model"
 
 
