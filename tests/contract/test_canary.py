@@ -24,12 +24,12 @@ from service.proof.reference import Reference, reference_states
 from service.settings import Settings
 from service.store import jobs, units
 from tests.support import planted_connector
-from tests.support.engine_bench import until
 from tests.support.jobs import Shop, request
 from tests.support.model_engine import ModelEngine
 from tests.support.plans import random_ids
 from tests.support.roles import Capture
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

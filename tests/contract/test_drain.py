@@ -9,10 +9,10 @@ from schemas.job import JobState
 from service.capture.engine import Answer, Prompt
 from service.store import TaskState, units
 from tests.contract.test_distrust import target
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
+from tests.support.waiting import until
 
 
 def test_a_worker_that_is_told_to_stop_commits_the_unit_in_its_engine_and_begins_no_other(

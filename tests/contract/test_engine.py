@@ -19,11 +19,12 @@ from schemas.receipts import AbandonUnit, AttemptId, UnitFailed, UnitSealed
 from service.capture.engine import WITNESS_TOKENS, EngineSpec, Prompt, PromptRefused
 from service.proof.head import Head
 from service.settings import Settings
-from tests.support.engine_bench import Bench, by_row, sealed, started, until
+from tests.support.engine_bench import Bench, by_row, sealed, started
 from tests.support.fake_engine import NUM_BLOCKS, FakeEngine, states_TH
 from tests.support.plans import JOB, random_ids
 from tests.support.real_engine import meter, vllm_bench
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 LAYERS = (2, 4, 8)
 MAX_LEN = 512

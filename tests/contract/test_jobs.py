@@ -17,12 +17,12 @@ from service.capture.attempt_files import land_unstored, remove_earlier
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
 from tests.support.pg import Postgres
 from tests.support.roles import Capture, sweep
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 
 def assert_whole(shop, job_id, *, written, rejected):

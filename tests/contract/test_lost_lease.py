@@ -12,10 +12,10 @@ from service.capture.link import EngineLink
 from service.settings import Settings
 from service.store import jobs
 from tests.contract.test_distrust import ONE_UNIT, target
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
+from tests.support.waiting import until
 
 ENDED_ROWS = 2
 FOR_EVER_S = 600.0

@@ -17,7 +17,6 @@ from service.errors import Outcome, StoreUnavailable
 from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, totals, units
 from service.store.tables import JOB, METADATA
 from tests.support.children import settings_environment
-from tests.support.engine_bench import until
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
 from tests.support.store_cases import (
@@ -30,6 +29,7 @@ from tests.support.store_cases import (
     start_units,
     submit,
 )
+from tests.support.waiting import until
 
 NEWER, OLDER = "9999", "0009"
 HOUR_S = 3600.0

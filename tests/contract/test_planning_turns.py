@@ -3,8 +3,6 @@
 import json
 import os
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +17,7 @@ from service.plan.child.process import Child
 from service.store import NewJob, PlanLease, jobs
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import run_planning
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -134,17 +133,10 @@ def test_a_plan_of_rows_that_each_cost_almost_too_much_does_not_hold_up_a_job_of
     with ThreadPoolExecutor() as threads:
         planning = threads.submit(run_planning, shop.store, shop.settings, "planner", stopped.is_set)
         try:
-            until(lambda: shop.store.read(jobs.job, first).progress.samples_planned > 0)
+            wait_until(lambda: shop.store.read(jobs.job, first).progress.samples_planned > 0)
             second = submit(shop, target, "another's", 50)
-            until(lambda: shop.store.read(jobs.job, second).progress.plan_done)
+            wait_until(lambda: shop.store.read(jobs.job, second).progress.plan_done)
             assert not shop.store.read(jobs.job, first).progress.plan_done
         finally:
             stopped.set()
         assert planning.result(30)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

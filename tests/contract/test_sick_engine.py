@@ -18,10 +18,10 @@ from service.store.database import Transaction
 from service.worker import EXIT_OK, EXIT_RESTS, run_worker
 from tests.contract.test_jobs import assert_whole
 from tests.support.dying_engine import DIES
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
 from tests.support.roles import Capture
+from tests.support.waiting import until
 
 DYING_ENGINE = "tests.support.dying_engine:DyingEngine"
 CAUSE = "the device is gone"

@@ -17,13 +17,13 @@ from service.errors import EngineRefused
 from service.settings import Settings
 from service.store import jobs, units, workers
 from tests.support.desk import REPO, TOKEN
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.machines import Machine, hub_at_once
 from tests.support.roles import Capture
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 
 @pytest.fixture

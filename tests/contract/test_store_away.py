@@ -38,11 +38,11 @@ from service.publish import publisher
 from service.settings import Settings
 from service.store import Store, TaskState, jobs, plans, units
 from tests.contract.test_distrust import ONE_UNIT, target
-from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
 from tests.support.roles import Capture, run_planning, run_publishing
 from tests.support.store_cases import Clock
+from tests.support.waiting import until
 
 BEATS = 3
 SHARE = 0.4

@@ -29,10 +29,10 @@ from service.worker import _mind, run_worker
 from tests.contract.test_distrust import target
 from tests.support import templates
 from tests.support.children import wait_for_end
-from tests.support.engine_bench import until
 from tests.support.jobs import Shop, request as a_job_request
 from tests.support.roles import PLANNING, PUBLISHING
 from tests.support.store_cases import a_request, capture, job_id
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -189,10 +189,3 @@ def disturb(
             time.sleep(draw.random())
         time.sleep(0.1)
     raise AssertionError("the job did not end")
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -12,9 +12,10 @@ from service.reader import Eagle3, QuarryDataset
 from service.store import Store, jobs, migration
 from tests.crash.conftest import MODE
 from tests.crash.oracle import make_target, service
-from tests.crash.processes import disturb, eventually, services
+from tests.crash.processes import PATIENCE_S, disturb, services
 from tests.crash.trainer import Trainer
 from tests.support.jobs import conversations, request
+from tests.support.waiting import wait_until
 
 RANKS, NUM_SAMPLES = 2, 201
 
@@ -43,7 +44,7 @@ def test_kills_of_trainers_and_workers_lose_and_double_no_row(tmp_path: Path, ta
             ids[0] = made[0].post(posted)
             return ids[0] is not None
 
-        eventually(is_posted)
+        wait_until(is_posted, patience_s=PATIENCE_S)
         job_id = str(ids[0])
         trainers = [Trainer(tmp_path, made[0].url, job_id, rank, RANKS) for rank in range(RANKS)]
         over = threading.Event()
@@ -68,7 +69,7 @@ def test_kills_of_trainers_and_workers_lose_and_double_no_row(tmp_path: Path, ta
             made[0].start_if_dead()
             return not keeping.is_alive()
 
-        eventually(caught_up)
+        wait_until(caught_up, patience_s=PATIENCE_S)
     shares = [trainer.taken() for trainer in trainers]
     every = [view["input_ids"].tolist() for view in QuarryDataset(settings.dataset_dir(job_id), Eagle3())]
     assert [len(share) for share in shares] == [NUM_SAMPLES // RANKS] * RANKS

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from tests.crash.conftest import MODE
 from tests.support.children import settings_environment
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 120.0
 
@@ -72,13 +72,6 @@ def alive(group: int) -> list[str]:
     return found
 
 
-def wait_until(reached: Callable[[], bool], otherwise: str, patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not reached():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.02)
-
-
 def survive(shop: Shop, job_id: str, log: Path, kills: int, *, fake_step_s: float, patience_s: float) -> None:
     """Kill the worker `kills` times at random points of the job, then let it end."""
     draw = random.Random(7)
@@ -92,13 +85,15 @@ def survive(shop: Shop, job_id: str, log: Path, kills: int, *, fake_step_s: floa
                 or shop.store.read(jobs.job, job_id).state in ENDED
             ),
             f"no unit was committed before kill {kill}",
-            patience_s,
+            patience_s=patience_s,
         )
         time.sleep(draw.random() * 0.3)
         worker.kill()
         assert shop.store.read(jobs.job, job_id).state is not JobState.FAILED
     worker = Worker(shop.settings, log, fake_step_s=fake_step_s)
-    wait_until(lambda: shop.store.read(jobs.job, job_id).state in ENDED, "the job did not end", patience_s)
+    wait_until(
+        lambda: shop.store.read(jobs.job, job_id).state in ENDED, "the job did not end", patience_s=patience_s
+    )
     assert worker.stop() == 0
 
 

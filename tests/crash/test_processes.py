@@ -17,10 +17,11 @@ from service.proof.verify import verify_dataset
 from service.store import Store, jobs, migration
 from tests.crash.conftest import MODE
 from tests.crash.oracle import assert_right, make_target, service
-from tests.crash.processes import Machine, disturb, eventually, services
+from tests.crash.processes import PATIENCE_S, Machine, disturb, services
 from tests.support.desk import REPO, TOKEN, etags, writable_hub
 from tests.support.jobs import conversations, request
 from tests.support.pg import running_postgres
+from tests.support.waiting import wait_until
 
 FORMS: dict[str, dict[str, Any]] = {
     "one-on-sqlite": {"services": 1, "engine": "tests.support.fake_engine:FakeEngine", "canary": "skip"},
@@ -108,7 +109,7 @@ def test_kills_of_every_process_lose_and_double_nothing(
             tally["commits while others were captured"] += titles[f"Add units of {job_id}"]
             there = hub.repo(REPO).head.tree
             if "storage" in chosen:
-                eventually(lambda: not list(dataset.glob("data/*/*")))
+                wait_until(lambda: not list(dataset.glob("data/*/*")), patience_s=PATIENCE_S)
                 dataset = tmp_path / "downloaded"
                 for path, blob in there.items():
                     (dataset / path).parent.mkdir(parents=True, exist_ok=True)

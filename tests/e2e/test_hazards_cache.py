@@ -12,11 +12,12 @@ import pytest
 from schemas.generate import Generate
 from schemas.receipts import UnitFailed, UnitSealed
 from tests.support.device import ON_CUDA
-from tests.support.engine_bench import Bench, by_row, until
+from tests.support.engine_bench import Bench, by_row
 from tests.support.engine_probe import PROBED, ask
 from tests.support.plans import random_ids
 from tests.support.real_engine import early_gather, meter, vllm_bench
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.usefixtures("no_block_is_lost")]
 

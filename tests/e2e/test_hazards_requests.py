@@ -20,11 +20,12 @@ from service.capture.engine import Answer, Prompt
 from service.errors import EngineRefused
 from service.proof.head import Head
 from tests.support.device import ON_CUDA
-from tests.support.engine_bench import Bench, by_row, sealed, until
+from tests.support.engine_bench import Bench, by_row, sealed
 from tests.support.engine_probe import PROBED, ask
 from tests.support.plans import JOB, random_ids
 from tests.support.real_engine import free_blocks, meter, truth_of, vllm_bench
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.usefixtures("no_block_is_lost")]
 

@@ -21,9 +21,10 @@ from service.errors import IdempotencyConflict
 from service.settings import Settings
 from service.store import jobs
 from service.work.worker_process import WorkerProcess, worker_command
-from tests.support.engine_bench import relative_T, until
+from tests.support.engine_bench import relative_T
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 from tests.support.whole_model import whole_states
 
 pytestmark = pytest.mark.timeout(900)

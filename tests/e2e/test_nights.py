@@ -17,13 +17,13 @@ from service.store import Store, jobs, schedules
 from service.store.schedule_tables import SCHEDULE
 from service.work.worker_process import WorkerProcess, worker_command
 from tests.support.desk import REPO, TOKEN, writable_hub
-from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_client import HubClient
 from tests.support.nights import NAME, Nights, names
 from tests.support.real_engine import vllm_shop
 from tests.support.store_cases import Clock
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 
 class LeapDay(Clock):

@@ -23,13 +23,13 @@ from service.settings import Settings
 from service.store import jobs, units
 from tests.support.children import settings_environment, wait_for_end
 from tests.support.desk import REPO, TOKEN, writable_hub
-from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.machines import is_whole
 from tests.support.pg import Postgres
 from tests.support.real_engine import vllm_shop
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 

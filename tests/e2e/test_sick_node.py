@@ -17,11 +17,11 @@ from service.store.workers import PAUSES
 from service.work.worker_process import WorkerProcess, worker_command
 from tests.contract.test_jobs import assert_whole
 from tests.support.dying_engine import DIES
-from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, request
 from tests.support.pg import Postgres
 from tests.support.real_engine import VLLM, assert_states, stored_rows
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(3600)
 NUM_SAMPLES, NUM_ON_VLLM = 2_000, 60

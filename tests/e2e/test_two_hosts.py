@@ -24,7 +24,6 @@ from service.store import JobRow, Store, Transaction, commits, hosts, jobs
 from service.store.tables import TASK
 from tests.support.children import settings_environment
 from tests.support.desk import REPO, TOKEN
-from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
 from tests.support.jobs import ENDED, Shop
@@ -35,6 +34,7 @@ from tests.support.real_engine import VLLM
 from tests.support.roles import sweep
 from tests.support.service_process import QUARRY, ROOT, serving
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.outside,

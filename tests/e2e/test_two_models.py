@@ -13,10 +13,10 @@ from schemas.names import manifest_path
 from service.store import TaskState, jobs, units
 from service.work.worker_process import WorkerProcess, worker_command
 from tests.support.device import MEMORY, ON_CUDA
-from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.real_engine import VLLM, assert_states, by_id, stored_rows
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 BATCH_TOKENS = 16384 if ON_CUDA else 4096
 """vLLM's own choice for a Hopper and a CPU; its library's default is 2048, whatever the device."""

@@ -12,11 +12,11 @@ from service.store import jobs
 from service.work.worker_process import WorkerProcess, worker_command
 from tests.contract.test_worker_metrics import free_port, values
 from tests.support.device import MEMORY
-from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.prometheus import FOLDER, dashboard_queries, names_in
 from tests.support.real_engine import VLLM
 from tests.support.tiny_model import random_target
+from tests.support.waiting import until
 
 ASKED = {name for query in dashboard_queries().values() for name in names_in(query) if "vllm:" in name}
 

@@ -161,13 +161,6 @@ def by_row(prompts: Sequence[Sequence[int]], answers: Sequence[Answer] | None = 
     return {row: [*ids, *tail] for row, (ids, tail) in enumerate(zip(prompts, tails, strict=True))}
 
 
-async def until(happened: Callable[[], bool], *, patience_s: float = 60.0, poll_s: float = 0.001) -> None:
-    """Wait until something in another process or thread is seen to have happened."""
-    async with asyncio.timeout(patience_s):
-        while not happened():
-            await asyncio.sleep(poll_s)
-
-
 @contextmanager
 def started(
     engine: Engine, spec: EngineSpec, settings: Settings, truth: Truth, *, tolerance: float, vocab_size: int

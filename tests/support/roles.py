@@ -13,7 +13,7 @@ from service.settings import Settings
 from service.store import Store, jobs, workers
 from service.sweeper import run_sweep
 from service.work.keeper import Keeper
-from tests.support.engine_bench import until
+from tests.support.waiting import until
 
 PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"

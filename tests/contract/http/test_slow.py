@@ -5,8 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.support.api import (
     small_target,
     stored,
 )
+from tests.support.waiting import wait_until
 
 AT_ONCE = TURNS[Turn.LARGE_BODY]
 JSON = b"Content-Type: application/json"
@@ -69,14 +69,6 @@ def read_to_end(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return received
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait until that holds."""
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("half", HALVES)

@@ -22,6 +22,7 @@ from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError, pub
 from tests.support.api import Looks, api_settings, serving, stored
 from tests.support.finished_job import JOB, a_request, run_to_publishing
 from tests.support.followed import ELSEWHERE, EVERY, ROWS, UNITS, Followed, ids
+from tests.support.waiting import wait_until
 
 LAUNCHER = """
 import multiprocessing, sys
@@ -176,18 +177,10 @@ def test_a_paused_job_is_waited_for(followed: Followed, caplog: pytest.LogCaptur
     assert followed.api.post(f"/jobs/{JOB}/pause").is_success
     with ThreadPoolExecutor(1) as beside:
         coming = beside.submit(next, rows)
-        until(lambda: "is paused; waiting" in caplog.text)
+        wait_until(lambda: "is paused; waiting" in caplog.text)
         assert followed.api.post(f"/jobs/{JOB}/resume").is_success
         followed.capture()
         assert coming.result().sample_id == EVERY[ROWS]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds, half a minute at most."""
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_unit_that_has_not_landed_is_waited_for(

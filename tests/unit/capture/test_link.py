@@ -26,8 +26,8 @@ from schemas.receipts import (
 from service.capture.link import EngineLink
 from service.errors import EngineDied, EngineStuck
 from service.work import meters
-from tests.support.engine_bench import until
 from tests.support.plans import identity, order
+from tests.support.waiting import until
 
 ORDER = order(identity(), 2)
 ATTEMPT = ORDER.attempt_id
