@@ -98,8 +98,8 @@ def test_a_file_that_takes_forever_is_broken_and_the_rest_is_read(
         entry["bytes"] = 2**42
 
     dataset.edit_manifest(change)
-    monkeypatch.setenv("QUARRY_PLAN_SILENCE_S", "3")
-    assert findings(run, dataset) == {SHARD: "was read for 3 s without its next block or row"}
+    monkeypatch.setenv("QUARRY_PLAN_SILENCE_S", "6")
+    assert findings(run, dataset) == {SHARD: "was read for 6 s without its next block or row"}
 
 
 def end_at_once(*_: object) -> None:
