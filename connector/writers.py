@@ -155,6 +155,7 @@ class WriterPool:
                 if isinstance(item, CapturedRow):
                     self._pool.release(item.slab)
                 self._busy_ns[index] += time.monotonic_ns() - begun_ns
+            del entry, item, encoding  # or the thread would keep the row until the next one comes
         for attempt_id in [one for one, home in list(self._home.items()) if home is own]:
             if (unit := self._units.pop(attempt_id, None)) is not None:
                 unit.discard()

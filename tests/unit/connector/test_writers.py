@@ -7,6 +7,7 @@ import errno
 import os
 import queue
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -188,3 +189,22 @@ def test_what_an_encoder_refuses_fails_its_unit_by_name_and_frees_every_slab(tmp
     assert answer.detail.startswith(f"row {ORDER[3]}: states are no longer what was copied")
     assert not list(tmp_path.rglob("train-*"))
     assert pool.acquire(pool.num_bytes) is not None
+
+
+def test_a_writer_that_waits_keeps_no_row_that_it_has_written(tmp_path, monkeypatch):
+    healthy, stop, released = UnitWriter.encode, WriterPool.stop, []
+
+    def encode(self, *given):
+        encoded = healthy(self, *given)
+        released.append(threading.Event())
+        weakref.finalize(encoded.ids, released[-1].set)
+        return encoded
+
+    def stop_after_the_rows(self):
+        kept = [row for row, one in enumerate(released) if not one.wait(5)]
+        stop(self)
+        assert (len(released), kept) == (len(ORDER), [])
+
+    monkeypatch.setattr(UnitWriter, "encode", encode)
+    monkeypatch.setattr(WriterPool, "stop", stop_after_the_rows)
+    drained(tmp_path, identity(compression="planes"))
