@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -124,22 +124,28 @@ def captured(pool, about, row, ids):
     return CapturedRow(made, slab, states_LTH, token_sums(states_LTH))
 
 
-def drained(work_root, about, break_row=None):
-    """Send the rows of one unit to two writers and two encoders, and return the last answer and the pool."""
+def opened(work_root, about):
+    """Return two writers and two encoders with one open unit, its attempt, their pool and their answers."""
     answers, pool = queue.Queue(), HostPool(2**20, pinned=False)
     running = WriterPool(rank_config(work_root), pool, answers.put, RepeatCheck(3, 4096))
     write_plan(work_root, IDS)
     opening = order(about, len(IDS))
     running.put(opening.attempt_id, opening)
     assert isinstance(answers.get(), UnitOpened)
+    return running, opening.attempt_id, pool, answers
+
+
+def drained(work_root, about, break_row=None):
+    """Send the rows of one unit to writers and encoders, and return the last answer and the pool."""
+    running, attempt_id, pool, answers = opened(work_root, about)
     for row in ORDER:
         item = captured(pool, about, row, IDS[row])
         if row == break_row:
             item.states_LTH.view(torch.int16)[1, 0, 3] ^= 1
-        running.put(opening.attempt_id, item)
+        running.put(attempt_id, item)
     answer = answers.get()
     running.stop()
-    assert not running.is_open(opening.attempt_id) and answers.empty()
+    assert not running.is_open(attempt_id) and answers.empty()
     return answer, pool
 
 
@@ -192,7 +198,8 @@ def test_what_an_encoder_refuses_fails_its_unit_by_name_and_frees_every_slab(tmp
 
 
 def test_a_writer_that_waits_keeps_no_row_that_it_has_written(tmp_path, monkeypatch):
-    healthy, stop, released = UnitWriter.encode, WriterPool.stop, []
+    about, healthy, released = identity(compression="planes"), UnitWriter.encode, []
+    running, attempt_id, pool, answers = opened(tmp_path, about)
 
     def encode(self, *given):
         encoded = healthy(self, *given)
@@ -200,11 +207,48 @@ def test_a_writer_that_waits_keeps_no_row_that_it_has_written(tmp_path, monkeypa
         weakref.finalize(encoded.ids, released[-1].set)
         return encoded
 
-    def stop_after_the_rows(self):
-        kept = [row for row, one in enumerate(released) if not one.wait(5)]
-        stop(self)
-        assert (len(released), kept) == (len(ORDER), [])
+    monkeypatch.setattr(UnitWriter, "encode", encode)
+    for row in ORDER:
+        running.put(attempt_id, captured(pool, about, row, IDS[row]))
+    assert isinstance(answers.get(), UnitSealed)
+    kept = [row for row, one in enumerate(released) if not one.wait(5)]
+    running.stop()
+    assert (len(released), kept) == (len(ORDER), [])
+
+
+def test_the_slab_of_a_failed_units_row_is_not_free_while_an_encoder_writes_to_it(tmp_path, monkeypatch):
+    """1. The first row fails its unit. 2. The second's encoder ends once its writer waits for it."""
+    about = identity(compression="planes")
+    running, attempt_id, pool, answers = opened(tmp_path, about)
+    healthy, begun, going = UnitWriter.encode, threading.Event(), threading.Event()
+    ended, freed = [], []
+    first, second = (captured(pool, about, row, IDS[row]) for row in ORDER[:2])
+    first.states_LTH.view(torch.int16)[1, 0, 3] ^= 1
+
+    def encode(self, made, *given):
+        if made == second.job:
+            begun.set()
+        assert (going if made == second.job else begun).wait(60)
+        try:
+            return healthy(self, made, *given)
+        finally:
+            ended.append(made)
+
+    def wait_for(encodings):
+        if not encodings[0].done():
+            going.set()
+        wait(encodings)
+
+    def release(slab):
+        freed.append((slab, second.job in ended))
+        if slab == second.slab:
+            going.set()
 
     monkeypatch.setattr(UnitWriter, "encode", encode)
-    monkeypatch.setattr(WriterPool, "stop", stop_after_the_rows)
-    drained(tmp_path, identity(compression="planes"))
+    monkeypatch.setattr(writers, "wait", wait_for)
+    monkeypatch.setattr(pool, "release", release)
+    for item in (first, second):
+        running.put(attempt_id, item)
+    assert isinstance(answers.get(), UnitFailed)
+    running.stop()
+    assert freed == [(first.slab, False), (second.slab, True)]
