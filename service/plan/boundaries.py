@@ -6,8 +6,8 @@ prefixes of the whole rendering.
 
 A template may render an earlier turn differently once a later one exists: Qwen3 drops its reasoning, gpt-oss
 changes its end mark. Such a turn is found by the text around it: the conversation is rendered again with a
-stand-in for the turn's content, and all text before and after the stand-in must also be in the whole
-rendering.
+stand-in for the turn's content, or for the arguments of its last call, and all text before the content and
+after the stand-in must also be in the whole rendering.
 """
 
 import os
@@ -62,9 +62,8 @@ class TurnFinder:
             fault = "the prompt that the model would answer is not how the rendering of its answer begins"
             raise UnstableBoundaries(f"{fault}: {_parting(prompt, upto)}")
         else:
-            start, end = self._surrounded(turn)
-            if prompt is not None and self._whole.startswith(prompt):
-                start = len(prompt)
+            end = self._end(turn)
+            start = self._start(turn) if prompt is None or not self._whole.startswith(prompt) else len(prompt)
         if last and self._whole.endswith(self._trailer):
             end = len(self._whole) - len(self._trailer)
         if start >= end:
@@ -92,9 +91,16 @@ class TurnFinder:
         extra = "" if after.startswith(closing) or not closing.startswith(mark) else closing[len(mark) :]
         return extra if extra.strip() else ""
 
-    def _surrounded(self, turn: int) -> Span:
-        """Find the turn by the text around it in a rendering with a stand-in for its content."""
-        closing, after, before = self._closings(turn)
+    def _start(self, turn: int) -> int:
+        """Find the start of the turn by the text before it in a rendering with a stand-in for its content."""
+        before = self._closings(turn)[2]
+        if not self._whole.startswith(before):
+            raise UnstableBoundaries(f"the text before turn {turn} depends on what it says")
+        return len(before)
+
+    def _end(self, turn: int) -> int:
+        """Find the end of the turn by the text after it in a rendering with a stand-in for its last words."""
+        closing, after = self._closings(turn, self._messages[turn].get("tool_calls"))[:2]
         mark = self._mark_of(after)
         if after.startswith(closing):
             rest = after[len(closing) :]
@@ -104,14 +110,22 @@ class TurnFinder:
         else:
             fault = f"the last turn is closed by {closing[:80]!r}, which an earlier turn is not"
             raise UnstableBoundaries(fault)
-        end = len(self._whole) - len(rest)
-        if not (self._whole.startswith(before) and self._whole.endswith(rest) and len(before) <= end):
-            raise UnstableBoundaries(f"the text around turn {turn} depends on what it says")
-        return len(before), end
+        if not self._whole.endswith(rest):
+            raise UnstableBoundaries(f"the text after turn {turn} depends on what it says")
+        return len(self._whole) - len(rest)
 
-    def _closings(self, turn: int) -> tuple[str, str, str]:
-        """Return what follows the stand-in as the last turn, and what follows and precedes it in place."""
-        messages = [*self._messages[:turn], {"role": "assistant", "content": self._stand_in}]
+    def _closings(self, turn: int, calls: Sequence[Any] | None = None) -> tuple[str, str, str]:
+        """Return what follows the stand-in as the last turn, and what follows and precedes it in place.
+
+        It stands for the arguments of the last of `calls`, or for the content if there are none: a template
+        may write the results of calls only, or refuse other ones.
+        """
+        said: dict[str, Any] = {"role": "assistant", "content": self._stand_in}
+        if calls:
+            function = {**calls[-1].get("function", calls[-1]), "arguments": {"it": self._stand_in}}
+            last = {**calls[-1], "function": function} if "function" in calls[-1] else function
+            said = {**self._messages[turn], "tool_calls": [*calls[:-1], last]}
+        messages = [*self._messages[:turn], said]
         _, closing = self._split(self._render(messages))
         before, after = self._split(self._render([*messages, *self._messages[turn + 1 :]]))
         return closing, after, before

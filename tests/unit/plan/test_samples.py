@@ -202,7 +202,7 @@ UNSTABLE = [
     (ANSWERS_REPEAT_THEIR_QUESTION, "the span found for 'first answer' is "),
     (
         "{{ messages[1].content | length if messages | length > 2 }}" + templates.CHATML,
-        "the text around turn 1 depends on what it says",
+        "the text before turn 1 depends on what it says",
     ),
 ]
 

@@ -88,6 +88,26 @@ def test_a_call_may_be_the_function_itself_and_no_calls_are_no_key(tmp_path: Pat
     assert pieces(tokenizer, chat("user: x", none))[0] == ["y<|im_end|>"]
 
 
+def test_the_end_of_earlier_calls_is_found_where_results_may_only_follow_calls(tmp_path: Path) -> None:
+    fails = "{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
+    template = templates.QWEN3.replace("== 'tool' %}", "== 'tool' %}" + fails)
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*CALLED, "user: Sure?", "assistant: Yes."))
+    assert runs == [CALL_TEXT, "Two.<|im_end|>", EMPTY_THOUGHT + "Yes.<|im_end|>"]
+
+
+def test_a_result_that_is_written_within_the_turn_of_its_call_is_not_supervised(tmp_path: Path) -> None:
+    result = "{% if m.tool_calls and loop.nextitem %}{{ '[' + loop.nextitem.content + ']' }}{% endif %}"
+    calls = "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}"
+    template = EVERY.replace("m.content", f"'\n' }}}}{calls}{{% endfor %}}{result}{{{{ m.content").replace(
+        "messages %}", "messages %}{% if m.role != 'tool' %}"
+    )
+    template += " + '<|im_end|>' }}{% endif %}{% endfor %}"
+    template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    user, call, *rest = CALLED
+    reject = rejected(a_tokenizer(tmp_path, template), chat(user, {**call, "content": "I add."}, *rest))
+    assert reject.reason == "turn-boundaries" and "the last turn is closed by" in reject.detail
+
+
 @pytest.mark.parametrize(
     ("template", "answer", "end"),
     [
