@@ -1,7 +1,7 @@
 """Renders messages with a chat template, deterministically. Runs in the planning child."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -25,7 +25,7 @@ PLAN_DATE = datetime(2024, 7, 26)
 It is the date that Llama's own templates fall back to.
 """
 
-_STAND_IN = re.compile(r"QuarryStandIn\d+X")
+_STAND_IN = re.compile(r"QuarryStandIn\d+C\d+X")
 
 FIELD = "chat_template"
 CURE = "pass a 'chat_template' that marks the assistant's text with {% generation %} ... {% endgeneration %}"
@@ -147,13 +147,12 @@ class Conversation:
         They are rendered with stand-ins; if that fails, nothing is known. What is then not written must also
         change nothing: a template may write it in another form, or only what it knows.
         """
-        words = [f"QuarryStandIn{place}X" for place in range(len(self.messages))]
-        others = list(map(_instead, self.messages, words))
+        each = list(enumerate(self.messages))
+        others = [_instead(message, place, set()) for place, message in each]
         try:
             written = set(_STAND_IN.findall(replace(self, messages=others).rendering.text))
-            each = zip(self.messages, words, others, strict=True)
-            silent = [message if word in written else other for message, word, other in each]
-            gone = [place for place, message in enumerate(self.messages) if silent[place] is not message]
+            silent = [_instead(message, place, written) for place, message in each]
+            gone = [place for place, message in each if silent[place] != message]
             if not gone or replace(self, messages=silent).rendering.text != self.rendering.text:
                 return
         except RenderFailed:
@@ -163,16 +162,20 @@ class Conversation:
         raise RenderFailed(f"the template leaves out {fault}: pass a 'chat_template' that does not")
 
 
-def _instead(message: Mapping[str, Any], word: str) -> Mapping[str, Any]:
-    """Return a message with calls of `word`, or one that is no answer and says it; any other unchanged.
+def _instead(message: Mapping[str, Any], place: int, written: Collection[str]) -> Mapping[str, Any]:
+    """Return a message whose calls, or the text of one that is no answer, are stand-ins not in `written`.
 
-    One without text is unchanged, too: nothing of it could be left out.
+    One without text is unchanged: nothing of it could be left out.
     """
-    if calls := message.get("tool_calls"):
-        named = {"name": word, "arguments": {}}
-        return {**message, "tool_calls": [{**call, **named, "function": named} for call in calls]}
+    calls = []
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        named = {"name": f"QuarryStandIn{place}C{number}X", "arguments": {}}
+        calls.append(call if named["name"] in written else {**call, **named, "function": named})
+    if calls:
+        return {**message, "tool_calls": calls}
+    word = f"QuarryStandIn{place}C0X"
     says_nothing = message["role"] == "assistant" or not message["content"].strip()
-    return message if says_nothing else {**message, "content": word}
+    return message if says_nothing or word in written else {**message, "content": word}
 
 
 def _marks_generation(tree: nodes.Template) -> bool:

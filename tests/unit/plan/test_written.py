@@ -9,8 +9,14 @@ from tests.support import templates
 from tests.support.tokenized import a_tokenizer, chat, decode, encoded, pieces
 from tests.unit.plan.test_samples import CALL, CALL_TEXT, CALLED, EMPTY_THOUGHT, TWO, rejected
 
+ADD = {"type": "function", "function": {"name": "add"}}
 LEFT_OUT = [
     (CALLED, templates.CHATML, "the calls of message 1, of 'assistant'"),
+    (
+        ("user: x", {"role": "assistant", "tool_calls": [CALL, ADD]}),
+        templates.QWEN3.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]"),
+        "the calls of message 1, of 'assistant'",
+    ),
     (
         ({"role": "developer", "content": "Be brief."}, *TWO),
         "developer",
@@ -42,7 +48,6 @@ KNOWN = """
 {%- for call in m.tool_calls or [] %}
     {%- for tool in tools if call.function.name == tool.function.name %}{{ call | tojson }}{% endfor %}
 {%- endfor %}"""
-ADD = {"type": "function", "function": {"name": "add"}}
 
 
 @pytest.mark.parametrize(
