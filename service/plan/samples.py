@@ -157,7 +157,8 @@ class SampleTokenizer:
         for place, (start, end) in enumerate(spans):
             inside = encoding.tokens(start, end)
             if ends is not None:
-                inside = _said(text, encoding, (start, end), answers[place], ends[place])
+                span = start, self.texts.end_of_turn(text, encoding, start, end)
+                inside = _said(text, encoding, span, answers[place], ends[place])
             mask[inside] = 1
             last = encoding.ids[inside][-1:].tolist()
             if ends is not None and last and last[0] in self.texts.marks.values() and last[0] != ends[place]:

@@ -120,6 +120,7 @@ def test_a_result_that_is_written_within_the_turn_of_its_call_is_not_supervised(
         (templates.QWEN3, "think", "<|im_end|>"),
         (templates.QWEN3, "\n", "<|im_end|>"),
         (templates.CHATML, "end", "<|im_end|>"),
+        (templates.GENERATION.replace("end|>' }}{% endg", "end|>\\n' }}{% endg"), "end", "<|im_end|>"),
         (templates.CHATML, "", "<|im_end|>"),
         (templates.CHATML.replace("<|im_end|>", ""), "It is one.", ""),
     ],
