@@ -45,9 +45,9 @@ class TextTokenizer:
         self._on_step = on_step
         self._on_step(Step.TOKENIZER)
         self.of_library = _load(folder, model)
-        self.marks: Mapping[str, int] = {
-            token.content: token_id for token_id, token in self.of_library.added_tokens_decoder.items()
-        }
+        added = self.of_library.added_tokens_decoder
+        self.marks: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
+        self._stripping = [token_id for token_id, token in added.items() if token.rstrip]
         self._mark_ids = np.asarray(sorted(self.marks.values()), dtype=np.int64)
         self.special_tokens: Mapping[str, str] = self.of_library.special_tokens_map
         self.chat_templates: str | Mapping[str, str] | None = self.of_library.chat_template
@@ -82,7 +82,11 @@ class TextTokenizer:
         )
         self._on_step(Step.TEMPLATE)
         spans = np.asarray(encoded["offset_mapping"] if offsets else [], dtype=np.int64).reshape(-1, 2)
-        return Encoding(np.asarray(encoded["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
+        ids = np.asarray(encoded["input_ids"], dtype=np.int64)
+        for place in np.flatnonzero(np.isin(ids, self._stripping)) if offsets else ():
+            # The white space that the mark takes may be an answer's, behind the header's mark.
+            spans[place, 1] = spans[place, 0] + len(text[slice(*spans[place])].rstrip())
+        return Encoding(ids, spans[:, 0], spans[:, 1])
 
     def ids(self, text: str) -> npt.NDArray[np.int64]:
         """Return the token ids `[T]` of rendered text. Raises UnicodeEncodeError."""

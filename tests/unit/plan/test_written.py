@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support import templates
-from tests.support.tokenized import a_tokenizer, chat, decode, encoded, pieces
+from tests.support.tokenized import a_tokenizer, chat, decode, encoded, of_folder, pieces
 from tests.unit.plan.test_samples import CALL, CALL_TEXT, CALLED, EMPTY_THOUGHT, TWO, rejected
 
 ADD = {"type": "function", "function": {"name": "add"}}
@@ -111,6 +111,13 @@ def test_a_result_that_is_written_within_the_turn_of_its_call_is_not_supervised(
     user, call, *rest = CALLED
     reject = rejected(a_tokenizer(tmp_path, template), chat(user, {**call, "content": "I add."}, *rest))
     assert reject.reason == "turn-boundaries" and "the last turn is closed by" in reject.detail
+
+
+def test_a_header_that_takes_the_space_before_an_answer_is_not_supervised(tmp_path: Path) -> None:
+    path = templates.write_target(tmp_path / "model", templates.MISTRAL) / "tokenizer.json"
+    path.write_text(path.read_text().replace('"rstrip": false', '"rstrip": true'))
+    runs, _ = pieces(of_folder(path.parent), chat(*TWO))
+    assert runs == ["It is one.</s>", "Now two.</s>"]
 
 
 @pytest.mark.parametrize(
