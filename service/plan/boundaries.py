@@ -122,8 +122,8 @@ class TurnFinder:
         """
         said: dict[str, Any] = {"role": "assistant", "content": self._stand_in}
         if calls:
-            function = {**calls[-1].get("function", calls[-1]), "arguments": {"it": self._stand_in}}
-            last = {**calls[-1], "function": function} if "function" in calls[-1] else function
+            function, held = calls[-1].get("function"), {"arguments": {"it": self._stand_in}}
+            last = calls[-1] | ({"function": function | held} if isinstance(function, dict) else held)
             said = {**self._messages[turn], "tool_calls": [*calls[:-1], last]}
         messages = [*self._messages[:turn], said]
         _, closing = self._split(self._render(messages))

@@ -100,6 +100,16 @@ def test_the_end_of_earlier_calls_is_found_where_results_may_only_follow_calls(t
     assert runs == [CALL_TEXT, "Two.<|im_end|>", EMPTY_THOUGHT + "Yes.<|im_end|>"]
 
 
+@pytest.mark.parametrize("function", [{}, {"function": None}, {"function": "add"}])
+def test_the_end_of_an_earlier_call_is_found_whatever_its_form(
+    tmp_path: Path, function: dict[str, Any]
+) -> None:
+    template = templates.QWEN3.replace("call.function", "call")
+    call = {"name": "add", "arguments": {"a": 1}} | function
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(TWO[0], CALLED[1] | {"tool_calls": [call]}, *TWO))
+    assert runs[0] == CALL_TEXT
+
+
 def test_a_result_that_is_written_within_the_turn_of_its_call_is_not_supervised(tmp_path: Path) -> None:
     result = "{% if m.tool_calls and loop.nextitem %}{{ '[' + loop.nextitem.content + ']' }}{% endif %}"
     calls = "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}"
