@@ -148,7 +148,7 @@ def _run(
 
 
 def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, float], parent_pid: int) -> None:
-    # SIGTERM is blocked and polled: a handler that set an event would deadlock on the event's lock if it ran
+    # SIGTERM is blocked and waited for: a handler that set an event would deadlock on the event's lock if it ran
     # while the loop held that lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # The worker decides; Ctrl-C in a terminal reaches the whole process group.
@@ -163,20 +163,10 @@ def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, floa
         threads = [threading.Thread(target=_run, args=args, daemon=True) for _ in range(num_threads)]
         for thread in threads:
             thread.start()
-        while all(thread.is_alive() for thread in threads) and not terminated():
-            wait_for_termination(LOOK_S)
+        while all(thread.is_alive() for thread in threads):
+            if signal.sigtimedwait({signal.SIGTERM}, LOOK_S) is not None:
+                break
         stop.set()
         for thread in threads:
             thread.join()
     store.close()
-
-
-def terminated() -> bool:
-    """Return whether a blocked SIGTERM is pending."""
-    return signal.SIGTERM in signal.sigpending()
-
-
-def wait_for_termination(seconds: float) -> None:
-    """Wait until a blocked SIGTERM arrives, which stays pending, or the time is over."""
-    if signal.sigtimedwait({signal.SIGTERM}, seconds) is not None:
-        signal.raise_signal(signal.SIGTERM)
