@@ -148,8 +148,8 @@ def _run(
 
 
 def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, float], parent_pid: int) -> None:
-    # SIGTERM is blocked and waited for: a handler that set an event would deadlock on the event's lock if it ran
-    # while the loop held that lock.
+    # SIGTERM is blocked and waited for: a handler that set an event would deadlock on the event's lock if it
+    # ran while the loop held that lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # The worker decides; Ctrl-C in a terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
