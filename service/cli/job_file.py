@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from schemas.request import ExtractRequest, Part
 from schemas.source import FileSource, MixSource
-from service.control.request_body import parse_request
+from service.control.request_body import parse_body
 from service.errors import OptionRefused, RequestError
 from service.settings import Settings
 
@@ -22,12 +22,13 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
     Raises:
         RequestError: it cannot be parsed, a field is wrong, or it has another part.
     """
-    request = parse_request(read_document(path))
+    request = parse_body(ExtractRequest, read_document(path))
     if part is not None:
         if request.part not in (None, part):
             detail = f"{path} has part {request.part}, the command line {part}"
             raise OptionRefused(detail, field="--part", cure="leave out one of them")
-        request = parse_request(request.model_dump(mode="json") | {"part": part.model_dump(mode="json")})
+        fields = request.model_dump(mode="json") | {"part": part.model_dump(mode="json")}
+        request = parse_body(ExtractRequest, fields)
     if request.model.startswith("."):
         beside = (path.resolve().parent / request.model).resolve()
         return request.model_copy(update={"model": str(beside)})

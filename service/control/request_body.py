@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from schemas.request import ExtractRequest
-from schemas.schedule import NewSchedule, PostedSamples, ScheduleChange
+from schemas.schedule import PostedSamples
 from schemas.source import InlineSource, Sample
 from service import apart
 from service.errors import RequestError, ServiceBusy
@@ -101,24 +101,19 @@ def parse_json(raw: bytes) -> object:
         raise RequestError(f"the body is not JSON: {error}", cure="send one JSON object in UTF-8") from error
 
 
+def read_body(kind: type[Body], raw: bytes) -> Body:
+    """Return the value of `kind` in a body. Raises as `parse_json` and `parse_body`."""
+    return parse_body(kind, parse_json(raw))
+
+
 def read_request(raw: bytes) -> CheckedRequest:
-    """Return the checked request in a body. Raises as `parse_json` and `parse_body`."""
-    return CheckedRequest.of(parse_request(parse_json(raw)))
-
-
-def read_new_schedule(raw: bytes) -> NewSchedule:
-    """Return the checked schedule in a body. Raises as `parse_json` and `parse_body`."""
-    return parse_body(NewSchedule, parse_json(raw))
-
-
-def read_schedule_change(raw: bytes) -> ScheduleChange:
-    """Return the checked change of a schedule in a body. Raises as `parse_json` and `parse_body`."""
-    return parse_body(ScheduleChange, parse_json(raw))
+    """Return the checked request in a body. Raises as `read_body`."""
+    return CheckedRequest.of(read_body(ExtractRequest, raw))
 
 
 def read_samples(raw: bytes) -> CheckedSamples:
-    """Return the checked samples in a body. Raises as `parse_json` and `parse_body`."""
-    return CheckedSamples.of(parse_body(PostedSamples, parse_json(raw)).samples)
+    """Return the checked samples in a body. Raises as `read_body`."""
+    return CheckedSamples.of(read_body(PostedSamples, raw).samples)
 
 
 def read_weighed(read: Callable[[bytes], Read], raw: bytes, limit_bytes: int) -> tuple[int, Read | None]:
@@ -146,11 +141,6 @@ def read_apart(
             raise ServiceBusy(detail, cure="send it again later") from error
         cure = "send fewer samples at once, or raise QUARRY_PLAN_MEMORY_BYTES"
         raise RequestError(f"the process that read the body {error}", cure=cure) from error
-
-
-def parse_request(document: object) -> ExtractRequest:
-    """Return the checked request. Raises as `parse_body`."""
-    return parse_body(ExtractRequest, document)
 
 
 def parse_body(kind: type[Body], document: object) -> Body:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from schemas.keys import NewKey
+from schemas.request import ExtractRequest
 from schemas.schedule import NewSchedule, PostedSamples, ScheduleChange
 from service.capture.engine_options import check_engine_options
 from service.cli.job_file import read_document
-from service.control.request_body import parse_body, parse_json, parse_request
+from service.control.request_body import parse_body, parse_json
 from service.errors import QuarryError
 from service.plan.model_config import read_config
 
@@ -62,7 +63,7 @@ OTHER_KEYS = sorted({*KEYS} - {"model", "source"})
 REQUESTS = st.fixed_dictionaries({"model": JSON, "source": OBJECTS}, optional=dict.fromkeys(OTHER_KEYS, JSON))
 
 PARSERS: dict[str, Callable[[Any], object]] = {
-    "request": parse_request,
+    "request": lambda document: parse_body(ExtractRequest, document),
     "schedule": lambda document: parse_body(NewSchedule, document),
     "schedule change": lambda document: parse_body(ScheduleChange, document),
     "samples": lambda document: parse_body(PostedSamples, document),

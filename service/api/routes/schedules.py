@@ -35,7 +35,7 @@ from service.api.routes.resources import (
 )
 from service.control import scheduling
 from service.control.budget import Turn
-from service.control.request_body import CheckedSamples, read_new_schedule, read_samples, read_schedule_change
+from service.control.request_body import CheckedSamples, read_body, read_samples
 from service.store import schedules
 
 router = APIRouter(
@@ -56,6 +56,10 @@ def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
 MAX_SCHEDULE_BYTES = 2 * 2**20
 """A schedule's request is read anew at each slot, while the database is locked; it holds no samples."""
 
+NewBody = Annotated[NewSchedule, Depends(body_of(partial(read_body, NewSchedule), MAX_SCHEDULE_BYTES))]
+ChangeBody = Annotated[
+    ScheduleChange, Depends(body_of(partial(read_body, ScheduleChange), MAX_SCHEDULE_BYTES))
+]
 BODY, CHANGE_BODY, SAMPLES_BODY = _body_of(NewSchedule), _body_of(ScheduleChange), _body_of(PostedSamples)
 
 
@@ -88,7 +92,7 @@ class RunsQuery(Wire):
 )
 async def add_schedule(
     request: Request,
-    body: Annotated[NewSchedule, Depends(body_of(read_new_schedule, MAX_SCHEDULE_BYTES))],
+    body: NewBody,
     response: Response,
     store: StoreOf,
     settings: NarrowedSettings,
@@ -141,7 +145,9 @@ def read_schedule_request(number: ScheduleNumberOf, store: StoreOf) -> Response:
 async def change_schedule(
     request: Request,
     number: ScheduleNumberOf,
-    change: Annotated[ScheduleChange, Depends(body_of(read_schedule_change, MAX_SCHEDULE_BYTES))],
+    change: Annotated[
+        ScheduleChange, Depends(body_of(partial(read_body, ScheduleChange), MAX_SCHEDULE_BYTES))
+    ],
     store: StoreOf,
     settings: NarrowedSettings,
     asks: CallerOf,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.request import ExtractRequest
-from service.control.request_body import MAX_ERRORS_LISTED, parse_json, parse_request
+from service.control.request_body import MAX_ERRORS_LISTED, parse_body, parse_json, read_body
 from service.errors import RequestError
 
 GOOD: dict[str, Any] = {"model": "a/b", "source": {"kind": "inline", "samples": [{"text": "hello"}]}}
@@ -15,7 +15,7 @@ GOOD: dict[str, Any] = {"model": "a/b", "source": {"kind": "inline", "samples": 
 
 def refusal(**changes: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        parse_request(GOOD | changes)
+        parse_body(ExtractRequest, GOOD | changes)
     return caught.value
 
 
@@ -24,8 +24,8 @@ def with_samples(*samples: Any) -> dict[str, Any]:
 
 
 def test_a_good_body_becomes_a_request_and_its_own_json_reads_back_equal():
-    request = parse_request(GOOD)
-    assert parse_request(parse_json(request.canonical_json().encode())) == request
+    request = parse_body(ExtractRequest, GOOD)
+    assert read_body(ExtractRequest, request.canonical_json().encode()) == request
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_wrong_field_is_named_by_its_path_in_the_body(changes: dict[str, Any],
 def test_an_unknown_field_and_a_missing_one_say_what_to_do():
     assert refusal(x=1).cure == "remove the field, or mend its spelling"
     with pytest.raises(RequestError) as caught:
-        parse_request({"model": "a/b"})
+        parse_body(ExtractRequest, {"model": "a/b"})
     assert (caught.value.field, caught.value.cure) == ("source", "add the field")
 
 
@@ -71,7 +71,7 @@ def test_several_wrong_fields_are_all_told_and_the_first_is_named():
 def test_a_body_that_is_not_an_object_is_refused():
     for document in (None, 1, "x", [GOOD]):
         with pytest.raises(RequestError) as caught:
-            parse_request(document)
+            parse_body(ExtractRequest, document)
         assert caught.value.field is None
 
 
@@ -128,8 +128,7 @@ def test_a_tool_that_no_json_holds_is_refused_by_its_field(value: object):
 
 
 def test_a_nul_in_a_text_is_kept():
-    request = parse_request(
-        parse_json(json.dumps(GOOD | {"source": with_samples({"text": "a\0b"})}).encode())
-    )
+    body = json.dumps(GOOD | {"source": with_samples({"text": "a\0b"})})
+    request = read_body(ExtractRequest, body.encode())
     assert isinstance(request, ExtractRequest)
     assert "a\\u0000b" in request.canonical_json()
