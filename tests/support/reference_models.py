@@ -59,12 +59,11 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineSays:
-    """One sequence through the model: every layer [T, H], N before the final norm; argmax and logprob."""
+    """One sequence through the model: every layer [T, H], N before the final norm; argmax; logprobs [V]."""
 
     layers: dict[int, torch.Tensor]
     post_norm: torch.Tensor
     next_token: int
-    next_logprob: float
     logprobs: torch.Tensor
 
     @property
@@ -106,4 +105,4 @@ class TinyModel:
         layers = dict(enumerate(states[:-1])) | {NUM_LAYERS: seen["before"][0].clone()}
         logprobs = torch.log_softmax(output.logits[0, -1].float(), dim=0)
         token = int(logprobs.argmax())
-        return EngineSays(layers, states[-1], token, float(logprobs[token]), logprobs)
+        return EngineSays(layers, states[-1], token, logprobs)

@@ -1,10 +1,9 @@
-"""Small targets for tests: random ones in seconds, and the demo's trained one."""
+"""A small target for tests, with random weights, in seconds."""
 
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from examples.tiny_target import Recipe, cached_target, make_model, make_tokenizer, save
+from examples.tiny_target import Recipe, make_model, make_tokenizer, save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,9 +35,3 @@ def _roughen(model: "PreTrainedModel", seed: int) -> None:
         for weight in model.parameters():
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(1 + NORM_SPREAD * noise if weight.ndim == 1 else WEIGHT_STD * noise)
-
-
-@cache
-def trained_target() -> Path:
-    """Return the demo's target; the first call of a checkout trains it for about a minute."""
-    return cached_target(Recipe())

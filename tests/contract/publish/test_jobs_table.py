@@ -21,7 +21,6 @@ from tests.support.hub_state import regular_blob
 THIRD_JOB = "j-3333333333333333"
 NO_MEMORY = r"took more than 67108864 bytes of memory|ended with exit code -6"
 """In Python's own code, or in pydantic's."""
-BOTH = {manifest_path(JOB), manifest_path(OTHER_JOB)}
 
 
 @pytest.fixture(scope="module")

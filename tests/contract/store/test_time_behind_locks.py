@@ -15,7 +15,6 @@ from tests.contract.store.test_schedules import schedule
 from tests.support.store_cases import TTL_S, Clock, capture, job_id, lease_unit, start_units, submit
 
 WAITED_S = 20.0
-WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 pytestmark = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 """A transaction that writes to SQLite has the one lock before its first statement."""
 
