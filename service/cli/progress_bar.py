@@ -1,6 +1,5 @@
 """Shows a job's progress: a bar on a terminal, a line every few seconds elsewhere."""
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -121,7 +120,7 @@ def _delay(job: JobSummary) -> str:
     return f"; retrying: {one_line(job.problem.detail)}"
 
 
-def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:
+def progress_display(stream: TextIO) -> ProgressDisplay:
     """Return the display that fits `stream`."""
     return Bar(stream) if stream.isatty() else Lines(stream)
 

@@ -90,7 +90,7 @@ def render_card(
 
 
 def grouped(
-    jobs: Sequence[AnyJob], configs: Mapping[str, str] | None = None, existing: str | None = None
+    jobs: Sequence[AnyJob], configs: Mapping[str, str] | None, existing: str | None
 ) -> dict[str, list[AnyJob]]:
     """Return the jobs by states configuration. Takes the arguments and raises the errors of `render_card`."""
     chosen = assigned_configs(existing) | dict(configs or {})
