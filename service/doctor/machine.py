@@ -42,7 +42,8 @@ def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
 def quota(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
     """Return the cores that this process's cgroup and its parents allow; infinity if unlimited."""
     least = float("inf")
-    for path in re.findall(r"^0::/(.*)$", membership.read_text(), re.MULTILINE):
+    of_process = membership.read_text() if membership.exists() else ""  # a kernel may have no cgroups
+    for path in re.findall(r"^0::/(.*)$", of_process, re.MULTILINE):
         for group in (groups / path, *(groups / path).parents):
             with suppress(FileNotFoundError, ValueError):  # no such file at the root; may be "max"
                 allowed, period = (group / "cpu.max").read_text().split()

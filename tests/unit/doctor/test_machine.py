@@ -48,6 +48,10 @@ def test_the_tightest_group_above_the_process_bounds_its_cores(tmp_path, groups,
     assert machine.quota(tmp_path / "mount", tmp_path / "membership") == cores
 
 
+def test_a_kernel_without_groups_bounds_no_cores(tmp_path):
+    assert machine.quota(tmp_path, tmp_path / "missing") == float("inf")
+
+
 def test_cores_are_those_of_the_process_and_enough_without_a_gpu(monkeypatch):
     (found,) = machine.cores(Settings(), 0)
     assert found.verdict is GOOD
