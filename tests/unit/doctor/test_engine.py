@@ -65,20 +65,6 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return try_it
 
 
-@pytest.fixture
-def distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that lets these distributions alone be installed."""
-
-    def install(distributions: dict[str, str]) -> None:
-        for name, version in distributions.items():
-            folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
-            folder.mkdir()
-            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        monkeypatch.setattr(sys, "path", [str(tmp_path)])
-
-    return install
-
-
 def verdicts(found: list[Finding]) -> list[tuple[str, Verdict]]:
     return [(finding.what, finding.verdict) for finding in found]
 
