@@ -256,11 +256,15 @@ def test_a_report_that_waits_is_not_hurried_by_a_resume(
     assert run(store, settings)
 
 
-def test_one_private_address_among_several_is_enough(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+def test_one_private_address_among_several_is_enough(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
     both = [(2, 1, 6, "", (address, 443)) for address in ("1.1.1.1", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
-    with pytest.raises(OptionRefused, match=r"10\.0\.0\.1"):
-        control._addresses("somewhere.example", 443, settings)
+    end(store, "https://somewhere.example")
+    assert run(store, settings)
+    ((_, problem),) = said(store)
+    assert problem is not None and "somewhere.example is at 10.0.0.1" in problem.detail
 
 
 def test_the_secret_of_an_owner_signs_for_nobody_else(

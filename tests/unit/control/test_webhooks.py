@@ -1,12 +1,15 @@
 """Which addresses a webhook may have."""
 
-from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 
-from service.control import webhooks
+from schemas.request import ExtractRequest
+from schemas.webhook import Webhook
+from service.control.webhooks import check_webhook
 from service.errors import OptionRefused
 from service.settings import Settings
+from tests.support.store_cases import a_request
 
 PRIVATE = [
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
@@ -34,10 +37,23 @@ PRIVATE = [
 PUBLIC = ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::1.1.1.1", "::ffff:1.1.1.1"]
 
 
-def test_only_public_addresses_are_called() -> None:
-    settings = Settings(_env_file=None)
-    for text in PRIVATE:
-        with pytest.raises(OptionRefused):
-            webhooks._check_address(ip_address(text), "somewhere.example", settings)
-    for text in PUBLIC:
-        webhooks._check_address(ip_address(text), "somewhere.example", settings)
+@pytest.fixture
+def signed(tmp_path: Path) -> Settings:
+    (tmp_path / "secret").write_text("s" * 32)
+    return Settings(webhook_secret_file=tmp_path / "secret")
+
+
+def reported_to(address: str) -> ExtractRequest:
+    host = f"[{address}]" if ":" in address else address
+    return a_request().model_copy(update={"webhook": Webhook(url=f"https://{host}/")})
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_an_address_that_is_not_public_is_refused(address: str, signed: Settings) -> None:
+    with pytest.raises(OptionRefused, match="is not a public address"):
+        check_webhook(reported_to(address), signed)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_a_public_address_may_be_called(address: str, signed: Settings) -> None:
+    check_webhook(reported_to(address), signed)
