@@ -22,7 +22,7 @@ from service.api.app import create_app
 from service.client import AsyncQuarry, ProblemReceived, Quarry, clients
 from service.client.clients import DEFAULT_SERVER
 from service.client.problem import UNREACHABLE
-from service.client.routes import Call, Pages, Routes, _part
+from service.client.routes import Call, Pages, Routes
 from service.store import Store
 from tests.support.api import (
     answering,
@@ -311,9 +311,10 @@ def test_a_host_that_no_name_server_takes_is_a_service_that_does_not_answer():
 
 @pytest.mark.parametrize("said", [{}, {"Content-Range": "bytes 0-3/*"}, {"Content-Range": "bytes 5-8/100"}])
 def test_a_part_of_another_range_is_refused(said: dict[str, str]):
-    asked = httpx2.Request("GET", "http://127.0.0.1/", headers={"Range": "bytes=0-3"})
+    call = Recorder().file("x", "data/a", num_bytes=4)
+    asked = httpx2.Request(call.method, "http://127.0.0.1/", **call.options)
     with pytest.raises(ProblemReceived, match="another range"):
-        _part(httpx2.Response(206, headers=said, content=b"abcd", request=asked))
+        call.read(httpx2.Response(206, headers=said, content=b"abcd", request=asked))
 
 
 def test_a_name_that_is_no_text_is_a_name():
