@@ -10,7 +10,6 @@ Never touches an attempt that is leased, or committed but not stored. The next a
 a lost one left, but may run on another host.
 """
 
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
 from schemas.receipts import AttemptId
-from service.capture.attempt_files import land_unit, remove_stored
+from service.capture.attempt_files import attempt_folder, attempts_left, land_unit, remove_stored
 from service.control.deletion import PAUSE_S, remove_folder
 from service.errors import NotFound, removing, writing
 from service.host import host_of
@@ -28,9 +27,6 @@ from service.settings import Settings
 from service.store import HOME, Store, clock, commits, consumers, deletion, jobs, units
 from service.work.keeper import Keeper
 from service.work.runner import attempt, one_of_many
-
-ATTEMPT_NAME = re.compile(r"^(\d{5,6})-(\d+)$")
-"""Unit and epoch; with six digits, the canary before that unit (`schemas.names.canary_unit`)."""
 
 
 def run_sweep(
@@ -70,7 +66,7 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
     """Raises NotFound if the job belongs to another database; OSError."""
     # Listed before the store is read, so that an attempt that begins in between, in a resumed job, is not
     # mistaken for a lost one.
-    attempts = sorted((folder / "attempts").glob("*"))
+    attempts = attempts_left(settings, folder.name)
     if store.read(deletion.was_deleted, folder.name):
         remove_folder(folder)
         return
@@ -83,14 +79,12 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
         remove_folder(folder)
     else:
         for left in attempts:
-            if (match := ATTEMPT_NAME.match(left.name)) is None:
-                continue
-            unit, epoch = int(match[1]) % MAX_UNITS, int(match[2])
+            unit = left.unit % MAX_UNITS
             with one_of_many("sweeping", store, folder.name), removing():
-                if not store.read(units.needs_attempt, folder.name, unit, epoch):
-                    remove_folder(left)
-                elif host == HOME and int(match[1]) == unit:
-                    _land(store, settings, AttemptId(job_id=folder.name, unit=unit, epoch=epoch))
+                if not store.read(units.needs_attempt, folder.name, unit, left.epoch):
+                    remove_folder(attempt_folder(settings, left))
+                elif host == HOME and left.unit == unit:
+                    _land(store, settings, left)
 
 
 def _land(store: Store, settings: Settings, attempt_id: AttemptId) -> None:

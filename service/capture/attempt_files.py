@@ -5,13 +5,14 @@ harmless. An attempt that was never committed cannot land, whatever it wrote.
 """
 
 import asyncio
+import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.seal import make_folder, move_durably
-from schemas.names import MAX_UNITS, PLAN_FILE, attempt_dir
+from schemas.names import PLAN_FILE, attempt_dir
 from schemas.receipts import AttemptId, OpenUnit
 from service.capture.link import EngineLink
 from service.errors import WriteFailed, writing
@@ -20,11 +21,20 @@ from service.store import HOME, Store, UnitFiles, commits
 
 INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
+ATTEMPT_NAME = re.compile(r"^(1?\d{5})-([1-9]\d*)$")
+"""Unit and epoch; with six digits, the canary before that unit (`schemas.names.canary_unit`)."""
 
 
 def attempt_folder(settings: Settings, attempt_id: AttemptId) -> Path:
     """Return the folder that only this attempt writes to."""
     return settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
+
+
+def attempts_left(settings: Settings, job_id: str) -> list[AttemptId]:
+    """Return the job's attempts that have a folder, canaries among them."""
+    names = sorted(folder.name for folder in (settings.work_root / job_id / "attempts").glob("*"))
+    found = (match for name in names if (match := ATTEMPT_NAME.match(name)))
+    return [AttemptId(job_id=job_id, unit=int(name[1]), epoch=int(name[2])) for name in found]
 
 
 def remove_earlier(settings: Settings, attempt_id: AttemptId) -> None:
@@ -91,10 +101,11 @@ def land(store: Store, settings: Settings, job_id: str) -> None:
             land_unit(store, settings, commit)
 
 
-def land_unstored(store: Store, settings: Settings, job_id: str) -> None:
-    """Land the committed units that are still in their attempts' folders, except those already stored."""
-    for unit in store.read(commits.waiting, job_id, HOME, MAX_UNITS):
-        if attempt_folder(settings, unit.attempt_id).is_dir():
+def land_left(store: Store, settings: Settings, job_id: str) -> None:
+    """Land the committed, unstored units that are still in their attempts' folders."""
+    for attempt_id in attempts_left(settings, job_id):
+        unit = store.read(commits.of_attempt, attempt_id)
+        if unit is not None:
             land_unit(store, settings, unit)
 
 

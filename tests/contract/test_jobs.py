@@ -13,7 +13,7 @@ from schemas.generate import Generate
 from schemas.job import JobState
 from schemas.names import attempt_dir, canary_unit, manifest_path, token_freq_path
 from schemas.receipts import AttemptId
-from service.capture.attempt_files import land_unstored, remove_earlier
+from service.capture.attempt_files import land_left, remove_earlier
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
@@ -209,7 +209,7 @@ def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target, la
     if lander == "sweep":  # whoever follows the job waits for them, perhaps before it can go on
         sweep(shop.store, shop.settings)
     if lander == "acknowledgement":
-        land_unstored(shop.store, shop.settings, job_id)
+        land_left(shop.store, shop.settings, job_id)
     if lander != "publication":
         assert all((dataset / entry.path).is_file() for entry in shop.store.read(commits.shards, job_id))
     shop.publish()

@@ -12,7 +12,7 @@ from service.api.auth import caller
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import JobOf, SettingsOf, StoreOf
-from service.capture.attempt_files import land_unstored, remove_paths
+from service.capture.attempt_files import land_left, remove_paths
 from service.errors import removing, writing
 from service.store import consumers
 
@@ -55,7 +55,7 @@ def acknowledge(
 ) -> None:
     """Register a consumer or record its progress; shards that all consumers have are removed."""
     with writing("the files of a unit that is acknowledged"):
-        land_unstored(store, settings, job.id)  # its index stays, whether or not anybody opened its files
+        land_left(store, settings, job.id)  # its index stays, whether or not anybody opened its files
     gone = store.write(consumers.acknowledge, job.id, name, body.after, body.expires_s)
     with removing():
         remove_paths(settings, job.id, gone)
