@@ -17,7 +17,7 @@ from schemas.receipts import AttemptId, OpenUnit
 from service.capture.link import EngineLink
 from service.errors import WriteFailed, writing
 from service.settings import Settings
-from service.store import HOME, Store, UnitFiles, commits
+from service.store import HOME, Store, UnitCommit, UnitFiles, commits
 
 INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
@@ -94,9 +94,9 @@ def remove_attempt(settings: Settings, attempt_id: AttemptId) -> None:
     shutil.rmtree(attempt_folder(settings, attempt_id), ignore_errors=True)
 
 
-def land(store: Store, settings: Settings, job_id: str) -> None:
-    """Land every unit of a job that was committed on this host and is not stored."""
-    for commit in store.read(commits.unit_commits, job_id):
+def land(store: Store, settings: Settings, made: Iterable[UnitCommit]) -> None:
+    """Land those units of a job that were committed on this host and are not stored."""
+    for commit in made:
         if not commit.is_stored and commit.host == HOME:
             land_unit(store, settings, commit)
 

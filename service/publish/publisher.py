@@ -80,9 +80,9 @@ def _publish(
     if store.read(jobs.job, lease.job_id).progress.wrote_nothing_new:
         return None
     dataset = settings.dataset_dir(lease.job_id)
-    land(store, settings, lease.job_id)
     request = store.read(jobs.request, lease.job_id)
     account = account_of(store, lease, request)
+    land(store, settings, account.commits)
     # Nothing may have landed here. Before the lease is looked at: a deletion that comes later removes it, and
     # nobody else makes it anew.
     make_folder(dataset)

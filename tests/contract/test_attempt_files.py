@@ -27,7 +27,7 @@ def test_a_unit_is_landed_by_two_at_once(shop: Shop, target: Path, monkeypatch: 
     def replacing(source: Path, final: Path) -> Path:
         if final.is_relative_to(dataset / "data") and not overtaken:
             overtaken.append(final)
-            land(shop.store, shop.settings, job_id)
+            land(shop.store, shop.settings, shop.store.read(commits.unit_commits, job_id))
         return replace(source, final)
 
     monkeypatch.setattr(Path, "replace", replacing)
@@ -46,7 +46,7 @@ def test_a_unit_that_is_consumed_before_its_worker_moves_it_is_no_loss(
     shop.plan()
 
     def overtaken(store: Store, settings: Settings, commit: UnitCommit) -> None:
-        land(store, settings, job_id)
+        land(store, settings, store.read(commits.unit_commits, job_id))
         last = store.read(commits.readable, job_id, after=-1, limit=100).next_after
         remove_paths(settings, job_id, store.write(consumers.acknowledge, job_id, "one", last, None))
         land_unit(store, settings, commit)
