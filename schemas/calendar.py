@@ -32,13 +32,13 @@ class Calendar(Wire):
     @classmethod
     def _cron_row(cls, cron: str) -> str:
         if len(cron.split()) != CRON_FIELDS:
-            raise ValueError(f"a cron row has {CRON_FIELDS} fields, as in '0 3 * * *'; got {cron!r}")
+            raise ValueError(f"a cron expression has {CRON_FIELDS} fields, as in '0 3 * * *'; got {cron!r}")
         try:
             next(CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC)))
         except CronSimError as error:
-            raise ValueError(f"{cron!r} is not a cron row: {error}") from error
+            raise ValueError(f"{cron!r} is not a cron expression: {error}") from error
         except StopIteration:
-            raise ValueError(f"{cron!r} is never") from None
+            raise ValueError(f"no time matches {cron!r}") from None
         return cron
 
     @field_validator("time_zone")
