@@ -145,9 +145,7 @@ def read_schedule_request(number: ScheduleNumberOf, store: StoreOf) -> Response:
 async def change_schedule(
     request: Request,
     number: ScheduleNumberOf,
-    change: Annotated[
-        ScheduleChange, Depends(body_of(partial(read_body, ScheduleChange), MAX_SCHEDULE_BYTES))
-    ],
+    change: ChangeBody,
     store: StoreOf,
     settings: NarrowedSettings,
     asks: CallerOf,
