@@ -101,6 +101,12 @@ class Shard:
             self._check_lengths(row, light)
         return rows
 
+    def sample_id(self, row: int) -> str | None:
+        """Return the id of a row's sample as the footer has it; None where it has none."""
+        with self._naming(f"row {row} cannot be found"):
+            chunk = self._parquet.metadata.row_group(row).column(self._columns["sample_id"])
+            return chunk.statistics.min if chunk.is_stats_set and chunk.statistics.has_min_max else None
+
     def layer_bytes(self, row: int, layer_id: int, num_tokens: int | None = None) -> tuple[Bytes, ...]:
         """Return the bytes of one layer of one row that its checksum covers, in one or two arrays.
 

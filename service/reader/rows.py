@@ -88,7 +88,7 @@ class Rows(Dataset[Any]):
             loss_mask=mask_T,
             layer_ids=self.about.layer_ids,
             num_layers=self.about.num_layers,
-            read=partial(self._states, self._shard(self._places.shards[number]), number),
+            read=partial(self._states, self._shard_with(number), number),
             norm=self._norm,
         )
 
@@ -100,7 +100,7 @@ class Rows(Dataset[Any]):
         """
         if self._check:
             return None
-        shard, num_tokens = self._shard(self._places.shards[number]), self.num_tokens[number]
+        shard, num_tokens = self._shard_with(number), self.num_tokens[number]
         raw = shard.mapped(self._places.rows[number], layer_ids, num_tokens)
         if raw is None:
             return None
@@ -110,6 +110,14 @@ class Rows(Dataset[Any]):
     def shard_of(self, number: int) -> str:
         """Return the path of the shard that holds a row."""
         return self._places.shards[number]
+
+    def _shard_with(self, number: int) -> Shard:
+        """Return the shard of a row. Raises ReaderError if it holds another sample there."""
+        shard, row = self._shard(self._places.shards[number]), self._places.rows[number]
+        stored, indexed = shard.sample_id(row), self._places.light(number)["sample_id"]
+        if stored not in (None, indexed):
+            raise ReaderError(f"row {row} of {shard.name} holds sample {stored}, the index says {indexed}")
+        return shard
 
     def _states(self, shard: Shard, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor:
         """Return the states of several layers concatenated: [T, len(layer_ids) * H]."""

@@ -8,7 +8,8 @@ import torch
 
 from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError
 from tests.contract.reader.conftest import finished
-from tests.support.file_plants import flip_bit, page
+from tests.support.file_plants import flip_bit, page, rewrite, sign_again
+from tests.support.finished_job import JOB, a_dataset
 
 ROW, LAYER = 2, 5
 
@@ -63,6 +64,18 @@ def test_a_checksum_that_is_damaged_agrees_with_nothing(plain, tmp_path):
     flip_bit(shard, page(shard, ROW, "checksums")[1] - 6)
     with pytest.raises(ReaderError, match=rf"{shard.name}: row {ROW}"):
         rows[stored_in(rows, shard)].read(rows.about.layer_ids)
+
+
+def test_a_shard_with_its_rows_in_another_order_is_refused(tmp_path):
+    """As another attempt at the unit may have written it: of the same length, and right by itself."""
+    (entry,) = a_dataset(tmp_path, num_units=1, rows=4).shards
+    rewrite(tmp_path / entry.path, lambda rows: rows)
+    sign_again(tmp_path)
+    QuarryDataset(tmp_path)[0].layer(2)
+    rewrite(tmp_path / entry.path, lambda rows: [rows[3], *rows[1:3], rows[0]])
+    told = rf"row 0 of {entry.path} holds sample {JOB}-0-3, the index says {JOB}-0-0"
+    with pytest.raises(ReaderError, match=told):
+        QuarryDataset(tmp_path, check=True)[0].layer(2)
 
 
 def test_a_stream_checks_as_its_dataset_does(plain, tmp_path):
