@@ -5,6 +5,7 @@ Only the requested ranges are read, so that reading one layer of a dataset costs
 
 import hashlib
 import io
+import mmap
 import os
 from functools import cached_property
 from pathlib import Path
@@ -103,7 +104,7 @@ class LocalFile:
     @cached_property
     def mapping(self) -> Bytes:
         """The whole file, mapped copy-on-write: writes are private to this process, never on the disk."""
-        return np.memmap(self.path, np.uint8, mode="c")
+        return np.frombuffer(mmap.mmap(self._fd, 0, access=mmap.ACCESS_COPY), np.uint8)
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

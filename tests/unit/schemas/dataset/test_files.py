@@ -134,3 +134,13 @@ def test_the_hash_of_a_tail_is_taken_in_the_memory_of_one_buffer(
     assert direct._buffer.size == 2 * PIECE_BYTES
     assert (direct.tail(min(num_bytes, 100)) == LONG[-min(num_bytes, 100) :]).all()
     assert direct.position == 0
+
+
+@WAYS
+def test_the_mapping_is_of_the_file_that_was_opened(path: Path, way: Any) -> None:
+    file = LocalFile(path, **way)
+    path.with_name("new").write_bytes(bytes(3_000_001))
+    path.with_name("new").rename(path)
+    assert (file.mapping == CONTENT).all()
+    file.mapping[0] ^= 1
+    assert not path.read_bytes()[0]
