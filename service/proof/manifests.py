@@ -23,7 +23,7 @@ def read_manifests(files: Files, findings: list[Finding], rows: dict[str, JobEnt
             content = read_file(files, path, MANIFEST_BYTES)
             manifest, fault = read_manifest(content, PurePosixPath(path).name)
         except (OSError, DatasetError, EOFError, MemoryError) as error:
-            findings.append(Finding(path=path, what=f"cannot be read: {error or 'it takes too much memory'}"))
+            findings.append(Finding.of(path, error))
             continue
         if fault is not None:
             findings.append(Finding(path=path, what=fault))

@@ -20,21 +20,24 @@ _UNFINISHED = f"{MANIFEST_FOLDER}/."
 
 
 def strays(
-    paths: Iterable[str], named: Collection[str], complete: Collection[str]
+    paths: Iterable[str], named: Collection[str], complete: Collection[str], unread: Collection[str]
 ) -> tuple[list[Finding], tuple[str, ...]]:
     """Return the data files that are not `named`, and the jobs beside the `complete` ones that have files.
 
     The files of the latter are no fault: units are stored long before the manifest, and stay where the job is
-    cancelled or fails.
+    cancelled or fails. Nor are those of a job whose manifest is among the `unread` files: it may name them.
     """
     found, others = list[Finding](), set[str]()
     for name in paths:
         path = PurePosixPath(name)
         if name in named or is_manifest(name) or name.startswith(_UNFINISHED):
             continue
-        if name == FINAL_NORM_PATH and not complete:
+        if name == FINAL_NORM_PATH and (unread or not complete):
             continue  # stored before the first manifest
-        if (job_id := job_of(name)) is not None and job_id not in complete:
+        job_id = job_of(name)
+        if f"{MANIFEST_FOLDER}/{job_id}.json" in unread:
+            continue
+        if job_id is not None and job_id not in complete:
             others.add(job_id)
         elif path.parts[0] in _DATA_FOLDERS or path.suffix in _DATA_SUFFIXES:
             found.append(Finding(path=name, what="no manifest names this file"))

@@ -5,10 +5,11 @@ Imports torch: import it lazily.
 Legend: T tokens, H hidden size.
 """
 
+import errno
 from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from service.proof.logit_check import LogitReading, LogitVerdict
 SHARE_BINS = 20
 MAX_POINTS, MAX_FAULTY_POINTS = 1000, 200
 SAMPLES = 3
+_OF_DATASET = {None, errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ELOOP, errno.ENAMETOOLONG}
+"""Values of `OSError.errno` that say something of the dataset, wherever it is read; None is pyarrow's own."""
 
 Item = TypeVar("Item")
 
@@ -43,6 +46,12 @@ class Finding(Wire):
     path: Printable
     what: Printable
     unread: bool = Field(default=False, exclude_if=lambda unread: not unread)
+
+    @classmethod
+    def of(cls, path: str, error: Exception) -> Self:
+        """Return the finding for what was raised as the file was read."""
+        cause, what = error.__cause__ or error, f"cannot be read: {str(error) or 'it takes too much memory'}"
+        return cls(path=path, what=what, unread=isinstance(cause, OSError) and cause.errno not in _OF_DATASET)
 
 
 class Few(Generic[Item]):

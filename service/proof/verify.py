@@ -164,7 +164,12 @@ def verify_dataset(
     begun_at = files.paths()
     rows: dict[str, JobEntry] = {}
     jobs = list(read_manifests(files, findings, rows))
-    findings += [Finding(path=JOBS_PATH, what=what) for what in table_faults(files, rows, begun_at)]
+    unread = {finding.path for finding in findings if finding.unread}
+    try:
+        faults = table_faults(files, rows, set(begun_at) - unread)
+        findings += [Finding(path=JOBS_PATH, what=what) for what in faults]
+    except (OSError, DatasetError, EOFError, MemoryError) as error:
+        findings.append(Finding.of(JOBS_PATH, error))
     sums = dict.fromkeys(SUMMED, 0)
     max_error = 0.0
     heads: dict[str, Head] = {}
@@ -184,7 +189,7 @@ def verify_dataset(
             tally.jobs.append((job, counted))
     complete = {PurePosixPath(path).stem for path in begun_at if is_manifest(path)}
     named = {entry.path for job in jobs for entry in entries_of(job)}
-    unnamed, not_complete = strays(files.paths(), named, complete)
+    unnamed, not_complete = strays(files.paths(), named, complete, unread)
     findings += unnamed
     is_begun = isinstance(dataset, Path) and (dataset / PRIVATE_FOLDER).is_dir()
     if not (jobs or complete or not_complete or is_begun):

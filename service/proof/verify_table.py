@@ -6,7 +6,6 @@ from pathlib import PurePosixPath
 from pydantic import ValidationError
 
 from schemas.base import first_fault
-from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, JobsTable
 from schemas.names import JOBS_PATH
 from service.artifacts.dataset_files import Files, HubFiles, read_file
@@ -16,9 +15,10 @@ from service.proof.strays import job_of
 def table_faults(files: Files, told: Mapping[str, JobEntry], begun_at: Collection[str]) -> Iterator[str]:
     """Yield what is wrong with the table, if there is one; `told` is what it should say of each manifest.
 
-    `begun_at` are the files that were there before the manifests were read: more may have come meanwhile.
+    `begun_at` are the files that were there before the manifests were read, without those that could not be
+    read here: more may have come meanwhile.
     What is wrong with the table ends the next push, or gives a wrong card; a manifest that it lists beside
-    the job's files was lost. Raises OptionRefused, HubUnavailable.
+    the job's files was lost. Raises as `read_file` does.
     """
     paths = set(files.paths())
     if JOBS_PATH not in paths:
@@ -27,9 +27,6 @@ def table_faults(files: Files, told: Mapping[str, JobEntry], begun_at: Collectio
         table = JobsTable.model_validate_json(read_file(files, JOBS_PATH, MAX_TABLE_BYTES))
     except ValidationError as error:
         yield f"is not a table of this version: {first_fault(error)}"
-        return
-    except (DatasetError, EOFError, MemoryError) as error:
-        yield f"cannot be read: {error or 'it takes too much memory'}"
         return
     rows = table.counting({path: row.manifest.sha256 for path, row in told.items()})
     stale = {row.manifest.path for row in table.jobs if rows.get(row.manifest.path) != row}

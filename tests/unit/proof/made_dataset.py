@@ -4,10 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from schemas.dataset.manifest import body_sha256
+from schemas.dataset.jobs_table import JobEntry, table_of
+from schemas.dataset.manifest import body_sha256, read_manifest
 from schemas.dataset.shard import open_shard
-from schemas.names import index_path, manifest_path, shard_path, token_freq_path
+from schemas.names import JOBS_PATH, index_path, manifest_path, shard_path, token_freq_path
 from service.proof.verify import VerifyReport, verify_dataset
 from tests.support.plans import JOB
 from tests.support.shards import (
@@ -45,6 +47,13 @@ class Dataset:
         body = json.loads(path.read_text())
         change(body)
         path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+
+
+def write_table(folder: Path, change: Callable[[list[dict[str, Any]]], object] = lambda rows: None) -> None:
+    content = (folder / MANIFEST).read_bytes()
+    document = json.loads(table_of([JobEntry.of(read_manifest(content, MANIFEST)[0], content)]))
+    change(document["jobs"])
+    (folder / JOBS_PATH).write_text(json.dumps(document))
 
 
 def said(report: VerifyReport) -> str:

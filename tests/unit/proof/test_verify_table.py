@@ -9,22 +9,14 @@ from typing import Any
 
 import pytest
 
-from schemas.dataset.jobs_table import MAX_TABLE_BYTES, JobEntry, table_of
-from schemas.dataset.manifest import read_manifest
+from schemas.dataset.jobs_table import MAX_TABLE_BYTES
 from schemas.names import JOBS_PATH, manifest_path, shard_path
 from service.artifacts.dataset_files import HubFiles, LocalFiles
 from service.proof.verify import verify_dataset
 from tests.support.fake_hub import FakeHub
-from tests.unit.proof.made_dataset import MANIFEST, Dataset, said
+from tests.unit.proof.made_dataset import MANIFEST, Dataset, said, write_table
 
 GONE = "j-0000000000000000"
-
-
-def write_table(folder: Path, change: Callable[[list[dict[str, Any]]], object] = lambda rows: None) -> None:
-    content = (folder / MANIFEST).read_bytes()
-    document = json.loads(table_of([JobEntry.of(read_manifest(content, MANIFEST)[0], content)]))
-    change(document["jobs"])
-    (folder / JOBS_PATH).write_text(json.dumps(document))
 
 
 def add_one_that_is_gone(rows: list[dict[str, Any]]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset import seal
-from schemas.names import FINAL_NORM_PATH
+from schemas.names import FINAL_NORM_PATH, JOBS_PATH
 from service.proof import verify
 from service.proof.verify import Finding
 from tests.support.shards import LENGTHS
-from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, said
+from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, said, write_table
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_read(dataset, monkeypatch):
@@ -33,6 +33,27 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_read(dataset, monke
     report = dataset.verify()
     assert {finding.path for finding in report.findings} == {SHARD, INDEX, FINAL_NORM_PATH}
     assert report.verdict == "BROKEN"
+
+
+@pytest.mark.parametrize("name", [MANIFEST, JOBS_PATH])
+@pytest.mark.parametrize("how", ["open", "preadv"])
+def test_a_record_that_cannot_be_read_is_no_fault_of_the_dataset(dataset, name, how, monkeypatch):
+    """On a failing disk, or where this user may not read it; the rest of the dataset is read."""
+    write_table(dataset.folder)
+    real, wanted = getattr(os, how), dataset.folder / name
+
+    def broken(file: Path | int, *options: object) -> object:
+        if Path(f"/proc/self/fd/{file}" if how == "preadv" else file).resolve() == wanted:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return real(file, *options)
+
+    monkeypatch.setattr(os, how, broken)
+    report = dataset.verify()
+    (finding,) = report.findings
+    assert (finding.path, finding.unread) == (name, True)
+    assert "Input/output error" in finding.what
+    assert report.rows == (0 if name == MANIFEST else UNITS * len(LENGTHS))
+    assert report.verdict == "not read whole"
 
 
 def test_a_name_that_no_file_can_have_is_named(dataset):
