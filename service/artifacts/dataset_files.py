@@ -68,7 +68,7 @@ class LocalFiles:
         """Return the paths of the manifests, sorted. Raises OSError if their folder cannot be listed."""
         folder = self._folder / MANIFEST_FOLDER
         try:
-            names = [entry.name for entry in os.scandir(folder) if not entry.is_dir()]
+            names = [path.name for path in folder.iterdir() if not path.is_dir()]
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(filter(is_manifest, (f"{MANIFEST_FOLDER}/{name}" for name in names)))

@@ -203,7 +203,7 @@ def verify_dataset(
         logit_max_error=max_error,
         proven={job.provenance.job_id: job.checks for job in jobs},
         not_complete=not_complete,
-        findings=tuple(findings),
+        findings=tuple(dict.fromkeys(findings)),
     )
 
 

@@ -113,6 +113,15 @@ def test_a_damaged_file_is_named_with_what_is_wrong(dataset, path, damage, what)
     assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
 
 
+def test_what_two_jobs_say_of_one_file_is_said_once(dataset):
+    other = dataset.folder / manifest_path(BEGUN)
+    other.write_bytes((dataset.folder / MANIFEST).read_bytes())
+    flip_any_bit(dataset.folder / FINAL_NORM_PATH)
+    report = dataset.verify()
+    assert len(set(report.findings)) == len(report.findings)
+    assert said(report).count(f"{FINAL_NORM_PATH}: has sha256") == 1
+
+
 def test_a_long_file_is_noted_as_it_is_hashed(dataset, monkeypatch):
     monkeypatch.setattr(seal, "BLOCK_BYTES", 512)
     monkeypatch.setattr(verify, "BLOCK_BYTES", 512)
