@@ -341,7 +341,7 @@ class _Unit:
         """Raises NotServed."""
         folder = self._page.folder if self._folder is None else self._folder
         (unit,) = self._page.units
-        sizes = {shard.path: shard.bytes for shard in unit.shards}
+        sizes = {entry.path: entry.bytes for entry in (*unit.shards, unit.index) if entry is not None}
         if not (unit.in_folder or unit.in_repository):
             raise ReaderError(f"unit {unit.unit} of {self._served.name} is gone: every consumer had it")
         if unit.in_folder or path == FINAL_NORM_PATH:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -196,6 +197,18 @@ def test_a_unit_that_has_not_landed_is_waited_for(
             assert looks.begun.acquire(timeout=30)
         aside.rename(followed.dataset)
         assert coming.result() == EVERY[:ROWS]
+
+
+@pytest.mark.parametrize("kind", ["data", "index"])
+def test_a_file_that_is_still_copied_to_this_host_comes_from_the_service(
+    followed: Followed, tmp_path: Path, kind: str
+) -> None:
+    followed.capture(UNITS)
+    followed.complete()
+    shutil.copytree(followed.dataset, tmp_path / "copy")
+    for file in (tmp_path / "copy" / kind).glob("*/*"):
+        os.truncate(file, 1000)
+    assert ids(followed.follow(folder=tmp_path / "copy")) == EVERY
 
 
 def test_a_file_that_is_gone_when_the_job_has_ended_is_named(followed: Followed) -> None:
