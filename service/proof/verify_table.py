@@ -20,14 +20,14 @@ def table_faults(files: Files, told: Mapping[str, JobEntry], begun_at: Collectio
     What is wrong with the table ends the next push, or gives a wrong card; a manifest that it lists beside
     the job's files was lost. Raises as `read_file` does.
     """
-    paths = set(files.paths())
-    if JOBS_PATH not in paths:
+    if JOBS_PATH not in begun_at:
         return
     try:
         table = JobsTable.model_validate_json(read_file(files, JOBS_PATH, MAX_TABLE_BYTES))
     except ValidationError as error:
         yield f"is not a table of this version: {first_fault(error)}"
         return
+    paths = set(files.paths())  # after the table: the manifests that it lists were stored before it
     rows = table.counting({path: row.manifest.sha256 for path, row in told.items()})
     stale = {row.manifest.path for row in table.jobs if rows.get(row.manifest.path) != row}
     for path in sorted(stale.intersection(begun_at)):

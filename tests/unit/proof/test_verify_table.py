@@ -2,13 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from schemas.dataset.files import LocalFile
 from schemas.dataset.jobs_table import MAX_TABLE_BYTES
 from schemas.names import JOBS_PATH, manifest_path, shard_path
 from service.artifacts.dataset_files import HubFiles, LocalFiles
@@ -101,13 +100,16 @@ def test_a_manifest_that_was_lost_from_a_folder_is_named_where_files_of_its_job_
 
 def test_a_job_that_is_published_while_the_manifests_are_read_is_no_fault(dataset: Dataset) -> None:
     class Published(LocalFiles):
-        @contextmanager
-        def held(self, paths: Iterable[str]) -> Iterator[Path]:
+        def open(self, path: str, *, direct: bool = False) -> LocalFile:
             """Let the other job's manifest and row come after the manifests were listed."""
-            (dataset.folder / manifest_path(GONE)).write_text("{}")
-            write_table(dataset.folder, add_one_that_is_gone)
-            yield dataset.folder
+            if path == JOBS_PATH:
+                (dataset.folder / manifest_path(GONE)).write_text("{}")
+                write_table(dataset.folder, add_one_that_is_gone)
+            return super().open(path, direct=direct)
 
+    write_table(dataset.folder)
+    (dataset.folder / shard_path(GONE, 0)).parent.mkdir()
+    (dataset.folder / shard_path(GONE, 0)).write_bytes(b"x")
     report = verify_dataset(Published(dataset.folder))
     assert report.ok, said(report)
 
