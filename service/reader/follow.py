@@ -345,10 +345,10 @@ class _Unit:
         if not (unit.in_folder or unit.in_repository):
             raise ReaderError(f"unit {unit.unit} of {self._served.name} is gone: every consumer had it")
         if unit.in_folder or path == FINAL_NORM_PATH:
-            if folder is not None:
+            if folder is not None and path in sizes:
                 with suppress(OSError):  # another host's folder, or one that we may not read
                     file = LocalFile(Path(folder) / path, direct=direct)
-                    if file.num_bytes == sizes.get(path, file.num_bytes):
+                    if file.num_bytes == sizes[path]:
                         return file  # otherwise it is still being copied
             return ServedFile(self._served, path, partial(self.open, path, direct=direct))
         if isinstance(self._served, PublishedJob):

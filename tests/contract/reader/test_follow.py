@@ -17,11 +17,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import HubUnavailable
 from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError, published
 from tests.support.api import Looks, api_settings, serving, stored
-from tests.support.finished_job import JOB, a_request, run_to_publishing
+from tests.support.finished_job import JOB, OTHER_NORM, a_request, run_to_publishing
 from tests.support.followed import ELSEWHERE, EVERY, ROWS, UNITS, Followed, ids
 from tests.support.waiting import wait_until
 
@@ -209,6 +210,16 @@ def test_a_file_that_is_still_copied_to_this_host_comes_from_the_service(
     for file in (tmp_path / "copy" / kind).glob("*/*"):
         os.truncate(file, 1000)
     assert ids(followed.follow(folder=tmp_path / "copy")) == EVERY
+
+
+def test_the_norm_is_the_services_whatever_the_folder_holds(followed: Followed, tmp_path: Path) -> None:
+    """As where the folder of another model's job is named; its states would not fit."""
+    followed.capture(UNITS)
+    followed.complete()
+    (tmp_path / FINAL_NORM_PATH).write_bytes(OTHER_NORM)
+    views = followed.follow(view=Eagle3(), folder=tmp_path)
+    expected = QuarryDataset(followed.dataset, Eagle3())[0]["target_hidden_states"]
+    assert torch.equal(next(iter(views))["target_hidden_states"], expected)
 
 
 def test_a_file_that_is_gone_when_the_job_has_ended_is_named(followed: Followed) -> None:
