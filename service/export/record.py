@@ -51,7 +51,11 @@ def begin(out: Path, identity: dict[str, Any]) -> bool:
             )
         seal_json(path, identity | {"complete": False})
         return False
-    recorded = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        recorded = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        cure = "name an empty folder or a new one"
+        raise OptionRefused(f"{path} is no record of an export: {error}", field="out", cure=cure) from error
     for name, value in identity.items():
         if recorded.get(name) != value:
             cure = f"give the same --{_OPTION_OF[name]}" if name in _OPTION_OF else "export the same dataset"

@@ -120,6 +120,13 @@ def test_a_file_half_written_when_the_process_was_killed_is_written_again(datase
     assert files_of(out) == whole
 
 
+@pytest.mark.parametrize("record", [b"", b"{", b"\xff", b"5", b"[]"])
+def test_a_folder_whose_record_is_damaged_is_refused(dataset, tmp_path, record):
+    (tmp_path / "export.json").write_bytes(record)
+    with pytest.raises((OptionRefused, IdentityChanged), match=r"export[.]json|record_version null"):
+        export(str(dataset), tmp_path, wanted("eagle"))
+
+
 def test_a_finished_export_is_left_as_it_is(dataset, tmp_path):
     out = tmp_path / "out"
     first = export(str(dataset), out, wanted("eagle"))
