@@ -52,15 +52,14 @@ class LocalFiles:
         Folders that are links are followed, as whoever opens a file does. Raises OSError if a folder cannot
         be listed: nothing is known of its files.
         """
-        found, seen = list[Path](), set[Path]()
+        found = list[Path]()
         for where, folders, names in os.walk(self._folder, onerror=_unless_gone, followlinks=True):
             folder = Path(where)
-            if (real := folder.resolve()) in seen:  # a link to a folder above it would never end
-                folders.clear()
-                continue
-            seen.add(real)
             if folder == self._folder:
                 folders[:], names = ([name for name in part if name[0] != "."] for part in (folders, names))
+            elif folder.is_symlink() and folder.resolve() in map(Path.resolve, folder.absolute().parents):
+                folders.clear()  # a link to a folder above it would never end
+                continue
             found += [folder / name for name in names]
         return sorted(path.relative_to(self._folder).as_posix() for path in found if path.is_file())
 

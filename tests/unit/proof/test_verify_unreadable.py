@@ -82,11 +82,13 @@ def test_a_manifest_that_links_to_itself_is_named(dataset):
 
 
 def test_folders_that_are_links_are_read(dataset, tmp_path):
-    """Another disk holds the states, as a reader and an export allow; one link leads back."""
+    """Another disk holds the states, as a reader and an export allow; two links lead back and out."""
     for name in ("data", "manifests"):
         (dataset.folder / name).rename(tmp_path / name)
         (dataset.folder / name).symlink_to(tmp_path / name)
     (dataset.folder / "index/again").symlink_to(dataset.folder)
+    (dataset.folder / "index/above").symlink_to(tmp_path)
+    (tmp_path / "another.parquet").write_bytes(b"x")
     report = dataset.verify()
     assert report.ok, said(report)
     assert report.rows == UNITS * len(LENGTHS)
