@@ -88,8 +88,10 @@ def beat(
     new = tx.insert(WORKER).values(owner=owner, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=values))
     seen(tx, host)
-    gone = WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s)
-    tx.connection.execute(delete(WORKER).where(gone))
+    gone = select(WORKER.c.owner).where(WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s))
+    # Never waits for another row while it holds its own: those who lock all of them would deadlock with it.
+    gone = gone.with_for_update(skip_locked=True)
+    tx.connection.execute(delete(WORKER).where(WORKER.c.owner.in_(gone)))
 
 
 def seen(tx: Transaction, host: int) -> None:
