@@ -94,12 +94,15 @@ def lease(
         except Exception as error:
             # Supervisor: one job's bug must not keep the others from being leased.
             logger.exception("the %s of job %s cannot be leased", kind, job_id)
-            store.write(_block, job_id, internal_error(error).problem())
+            store.write(block, kind, job_id, internal_error(error).problem())
     return None
 
 
-def _block(tx: Transaction, job_id: str, problem: Problem) -> None:
-    stop(tx, lock_job(tx, job_id), JobState.BLOCKED, problem)
+def block(tx: Transaction, kind: TaskKind, job_id: str, problem: Problem) -> None:
+    """Block a job, unless its tasks of a kind are no longer worked on. Raises NotFound."""
+    job = lock_job(tx, job_id)
+    if job.state in POLICIES[kind].job_states:
+        stop(tx, job, JobState.BLOCKED, problem)
 
 
 def _next_job(tx: Transaction, kind: TaskKind, owner: str, choice: Choice = ANY) -> str | None:

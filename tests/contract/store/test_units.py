@@ -8,7 +8,7 @@ from sqlalchemy import delete
 
 from schemas.job import JobState
 from schemas.receipts import AttemptId
-from service.errors import LeaseLost, Outcome
+from service.errors import LeaseLost, Outcome, QuarryError, internal_error
 from service.store import Store, TaskState, UnitRow, jobs, plans, tasks, units
 from service.store.tables import UNIT
 from tests.support.store_cases import (
@@ -47,13 +47,23 @@ def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
 
 
 def test_a_job_of_which_no_unit_can_be_leased_is_blocked_and_the_next_one_is_served(
-    store: Store, database: Store
+    store: Store, database: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. A job's unit is gone from its table, as no verb brings about. 2. It blocks with what happened."""
+    """1. A job's unit is gone from its table, as no verb brings about. 2. It blocks with what happened.
+
+    3. Another worker meets that between the two.
+    """
     for number in (1, 2):
-        start_units(store, units=1, number=number)
+        start_units(store, units=2, number=number)
     with database.writing() as tx:
         tx.connection.execute(delete(UNIT).where(UNIT.c.job_id == job_id(1)))
+
+    def meanwhile(error: Exception) -> QuarryError:
+        monkeypatch.undo()
+        assert lease_unit(store, "another").job_id == job_id(2)
+        return internal_error(error)
+
+    monkeypatch.setattr(tasks, "internal_error", meanwhile)
     assert lease_unit(store).job_id == job_id(2)
     job = store.read(jobs.job, job_id(1))
     assert job.state is JobState.BLOCKED and job.problem is not None
