@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
 
-from schemas.job import JobState, Problem
+from schemas.job import Problem
 from schemas.worker import WorkerStatus
 from service.errors import (
     DiskFull,
@@ -24,8 +24,6 @@ from service.errors import (
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.migration import check_write
-from service.store.policies import POLICIES
-from service.store.stopping import stop
 from service.store.tables import HOST, JOB, OF_JOB, SICKNESS, TASK, WORKER
 from service.store.transitions import lock_job
 from service.store.values import HOME, LoneDeaths, TaskKind, TaskState, UnitLease
@@ -311,13 +309,14 @@ def failed(
 
 
 def block(tx: Transaction, sickness: Sickness) -> None:
-    """Block the job on which an engine died last, unless it is no longer being captured. Raises NotFound."""
-    job = lock_job(tx, sickness.job_id)
-    if job.state in POLICIES[TaskKind.CAPTURE].job_states:
-        problem = sickness.problem
-        where = f"worker {sickness.host}{fails(problem)}, and no other worker takes the model"
-        told = {"detail": f"{where}: {problem.detail}", "cure": f"{problem.cure or LOOK}; then resume"}
-        stop(tx, job, JobState.BLOCKED, problem.model_copy(update=told))
+    """Block the job on which an engine died last, unless a worker takes it by now. Raises NotFound."""
+    lock_job(tx, sickness.job_id)
+    if _takers(tx, sickness.job_id):
+        return
+    problem = sickness.problem
+    where = f"worker {sickness.host}{fails(problem)}, and no other worker takes the model"
+    told = {"detail": f"{where}: {problem.detail}", "cure": f"{problem.cure or LOOK}; then resume"}
+    tasks.block(tx, TaskKind.CAPTURE, sickness.job_id, problem.model_copy(update=told))
 
 
 def proven(tx: Transaction, lease: UnitLease) -> None:

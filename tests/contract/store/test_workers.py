@@ -98,14 +98,18 @@ def test_a_worker_rests_from_what_was_loaded_whatever_it_is_called(
 
 
 def test_a_resume_ends_the_rests_from_its_model_with_one_probe(store: Store, clock: Clock) -> None:
-    """1. The only worker rests, and the job is blocked. 2. It is resumed: a probe at once. 3. That fails."""
+    """1. The only worker rests, and the job is blocked. 2. It is resumed: a probe at once. 3. That fails.
+
+    Another one that found before the resume that nobody takes it does not block it any more.
+    """
     start_units(store)
     start_units(store, number=2, identity=OTHER)
     fall_sick(store, clock, "one", 2)
-    for sickness in fall_sick(store, clock, "one"):
-        store.write(workers.block, sickness)
+    (sickness,) = fall_sick(store, clock, "one")
+    store.write(workers.block, sickness)
     assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED
     store.write(jobs.resume, job_id(1))
+    store.write(workers.block, sickness)
     assert store.read(jobs.job, job_id(1)).waits is None
     lease = lease_unit(store, "one")
     assert (lease.job_id, lease.is_probe) == (job_id(1), True)
