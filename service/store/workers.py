@@ -36,7 +36,6 @@ present.
 """
 GAP_S = 120.0
 """A host without a sign of life for this long was away."""
-NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
 FAILS = {
     StatesWrong("").problem().type: "'s states are wrong",
@@ -73,18 +72,20 @@ def beat(
     ttl_s: float,
     *,
     host: int = HOME,
-    status: WorkerStatus = NOTHING_SAID,
+    status: WorkerStatus | None = None,
     waits: str | None = None,
 ) -> None:
     """Record that this worker is present for `ttl_s` from now; remove workers that are long gone.
 
-    `waits` says why it takes no units of jobs whose shards are removed once stored.
+    `waits` says why it takes no units of jobs whose shards are removed once stored. Without a `status`, what
+    it said before stays.
     """
     check_write(tx)
-    until = tx.now + timedelta(seconds=ttl_s)
-    values = {"host": host, "pid": os.getpid(), "alive_until": until, "status": status, "waits": waits}
-    new = tx.insert(WORKER).values(owner=owner, **values)
-    tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=values))
+    values = {"host": host, "pid": os.getpid(), "alive_until": tx.now + timedelta(seconds=ttl_s)}
+    said = {"status": status or WorkerStatus(), "waits": waits}
+    new = tx.insert(WORKER).values(owner=owner, **values, **said)
+    renewed = values if status is None else values | said
+    tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=renewed))
     seen(tx, host)
     gone = select(WORKER.c.owner).where(WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s))
     # Never waits for another row while it holds its own: those who lock all of them would deadlock with it.

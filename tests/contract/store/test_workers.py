@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -165,10 +166,15 @@ def test_a_job_that_a_healthy_worker_takes_is_not_blocked_with_one_that_it_does_
 
 
 def test_a_worker_that_cannot_go_on_with_a_job_counts_as_none_for_it(store: Store, clock: Clock) -> None:
-    """1. A job is begun with one engine. 2. That of its worker dies; the other worker has another one."""
+    """1. A job is begun with one engine. 2. That of its worker dies; the other worker has another one.
+
+    That one's dies, too, on another model.
+    """
     start_units(store, 4)
+    start_units(store, number=2, identity=OTHER)
     commit(store, lease_unit(store, "one"))
     store.write(workers.beat, "two", 10 * REST_S, status=WorkerStatus(engine="vllm 0.33.0"))
+    die(store, replace(lease_unit(store, "two", job_id(2)), ttl_s=10 * REST_S))
     assert [one.job_id for one in fall_sick(store, clock, "one")] == [job_id(1)]
 
 
