@@ -5,12 +5,14 @@ restarted.
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -67,6 +69,7 @@ class TaskLoop:
         self._threads = threads
         self._owner = owner_name(role)
         self._stop = threading.Event()
+        self._end_s = math.inf
         self.running = self._new()
 
     def __enter__(self) -> Self:
@@ -84,17 +87,18 @@ class TaskLoop:
     def stop(self) -> None:
         """Ask it to end after its current step."""
         self._stop.set()
+        self._end_s = min(self._end_s, time.monotonic() + STOP_S)
         if isinstance(self.running, BaseProcess):
             self.running.terminate()
 
     def __exit__(self, *_: object) -> None:
         """End it after its current step, and give its lease back.
 
-        A thread that takes longer than `STOP_S` keeps running, with its lease, until this process ends: see
-        `release`.
+        A thread that takes longer than `STOP_S` from the first `stop` keeps running, with its lease, until
+        this process ends: see `release`.
         """
         self.stop()
-        self.running.join(STOP_S)
+        self.running.join(max(0.0, self._end_s - time.monotonic()))
         if isinstance(self.running, BaseProcess) and self.running.is_alive():
             self.running.kill()
             self.running.join()

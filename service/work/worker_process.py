@@ -17,8 +17,8 @@ JOB_ENDED_CODES = frozenset({0, 3})
 """Exit codes of a worker of one job when it has no more to do: 0 if the job is complete, 3 if not."""
 EXIT_RESTS = 6
 """Exit code of a worker whose engine dies again and again, or refuses jobs; another machine may do better."""
-STOP_MARGIN_S = 30.0
-"""Time beyond `drain_s` that a worker needs to give units back and stop its engine."""
+STOP_MARGIN_S = 60.0
+"""Time beyond `drain_s` that a worker needs to give units back, and to stop its engine and its loops."""
 
 
 def worker_command(*arguments: str) -> list[str]:
