@@ -77,7 +77,7 @@ def _workers(tx: Transaction, views: Sequence[HostView]) -> Iterator[Metric]:
     sick = sorted(workers.sick(tx), key=lambda one: one.deaths)
     # Of two checkpoints with the same name, the higher number wins.
     deaths = {(one.owner, one.host, one.host_id, one.model): one.deaths for one in sick}
-    what = "Deaths of a worker's engine in a row, over a model of which it has proven no unit since."
+    what = "Deaths in a row of a worker's engine over a model not proven since; 0: it refuses a job."
     labels = ("worker", "host", "host_id", "model")
     yield gauge("worker_engine_deaths", what, [(*of, number) for of, number in deaths.items()], *labels)
 

@@ -117,10 +117,10 @@ def present(tx: Transaction) -> set[str]:
 
 
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
-    """Return the models on which present workers' engines die; with `resting`, only those they rest from."""
+    """Return what present workers' engines die on or refuse; with `resting`, only what they rest from."""
     host = func.coalesce(HOST.c.name, ""), func.coalesce(HOST.c.id, "")
     columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:])]
-    which = _rests(tx) if resting else DIED
+    which = _rests(tx) if resting else or_(DIED, _rests(tx))
     there = SICKNESS.join(WORKER).outerjoin(HOST, HOST.c.number == WORKER.c.host)
     query = select(*columns).select_from(there).where(WORKER.c.alive_until > tx.clock, which)
     return [Sickness._make(row) for row in tx.connection.execute(query.order_by(WORKER.c.owner))]

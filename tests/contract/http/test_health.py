@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 
 from schemas.job import JobState, JobSummary
-from service.errors import EngineDied
+from service.errors import EngineDied, EngineRefused
 from service.store import Store, hosts, jobs, totals, units, workers
 from tests.support.api import api_settings, complete, problem_of, serving
 from tests.support.store_cases import IDENTITY, OWNER, TTL_S, job_id, lease_unit, start_units
@@ -72,12 +72,14 @@ def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(api: httpx2.Clien
         store.write(workers.engine_died, lease, died, 1e-6, alone=False, sound=False)
         store.write(workers.try_again, job_id(number))
     store.write(workers.engine_died, lease_unit(store), died, 600.0, alone=False, sound=False)
-    assert len(store.read(workers.sick)) == 3
+    store.write(workers.pass_on, lease_unit(store, "a third", job_id(3)), EngineRefused("too small"), 600.0)
+    assert "too small" in api.get("/ui/workers").text
+    assert len(store.read(workers.sick)) == 4
     series = [line.rsplit(" ", 1) for line in api.get("/metrics").text.splitlines() if line[0] != "#"]
     values = dict(series)
     assert len(values) == len(series)
     assert float(values["quarry_workers"]) == 3
-    for host_id, worker, number in (("0", OWNER, 4), ("1", "another", 2)):
+    for host_id, worker, number in (("0", OWNER, 4), ("1", "another", 2), ("0", "a third", 0)):
         labels = f'host="{socket.gethostname()}",host_id="{host_id * 32}",model="org/model",worker="{worker}"'
         assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == number
     waits = f"worker {socket.gethostname()}'s engine dies: the device is gone"
