@@ -55,7 +55,10 @@ _MINE = and_(
     TASK.c.state == TaskState.LEASED,
 )
 """The condition that fences every write of an attempt; stopping a job also voids its leases."""
-_HELD = select(*TASK_COLUMNS).where(_MINE).with_for_update()
+_OF_OWNER = (TASK.c[name] == bindparam(f"of_{name}") for name in ("job_id", "kind", "owner"))
+_HELD = select(*TASK_COLUMNS).where(*_OF_OWNER, TASK.c.state == TaskState.LEASED)
+_HELD = _HELD.order_by(TASK.c.item).with_for_update()
+"""Locks all that the owner holds of the job, in the order of `extend`: the end of one may end all of them."""
 _EXTENDED = update(TASK).where(_MINE).values(lease_until=bindparam("until"))
 
 
@@ -182,10 +185,10 @@ def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
         job = lock_job(tx, lease.job_id)
     except NotFound as error:
         raise lost from error
-    row = tx.connection.execute(_HELD, _attempt(lease)).mappings().one_or_none()
-    if row is None:
-        raise lost
-    return job, LockedTask(**row)
+    for row in tx.connection.execute(_HELD, _attempt(lease)).mappings():
+        if (row["item"], row["epoch"]) == (lease.item, lease.epoch):
+            return job, LockedTask(**row)
+    raise lost
 
 
 def extend(tx: Transaction, leases: Sequence[AnyLease], ttl_s: float) -> list[AnyLease]:

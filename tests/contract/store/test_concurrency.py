@@ -9,10 +9,13 @@ from multiprocessing.synchronize import Barrier as ProcessBarrier
 from typing import TypeVar
 
 import pytest
+from sqlalchemy import select
 
 from schemas.job import JobState
-from service.errors import IllegalMove, LeaseLost
-from service.store import NewJob, Store, commits, jobs, plans, publishing, tasks, units
+from service.errors import EngineRefused, IllegalMove, LeaseLost
+from service.store import NewJob, Store, commits, jobs, plans, publishing, tasks, units, workers
+from service.store.tables import WORKER
+from tests.contract.store.test_time_behind_locks import WAITING
 from tests.support.store_cases import (
     CLOCK,
     OWNER,
@@ -275,3 +278,27 @@ def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) ->
     row = store.read(jobs.job, job_id(1))
     assert row.state is JobState.FAILED
     assert row.progress.units_done == len(store.read(commits.unit_commits, job_id(1)))
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_unit_that_ends_its_job_and_the_extension_of_its_workers_leases_both_succeed(
+    store: Store, database: Store
+) -> None:
+    """1. The end of the second unit waits for the workers. 2. Both leases are extended. 3. Both end."""
+    start_units(store, units=2)
+    leases = [lease_unit(store) for _ in range(2)]
+    store.write(workers.beat, OWNER, TTL_S)
+    acts = (
+        lambda: store.write(workers.pass_on, leases[1], EngineRefused("why"), 3600.0),
+        lambda: store.write(tasks.extend, leases, TTL_S),
+    )
+    with ThreadPoolExecutor(2) as beside:
+        with database.writing() as tx:
+            tx.connection.execute(select(WORKER).with_for_update())
+            running = []
+            for act in acts:
+                running.append(beside.submit(act))
+                while tx.connection.exec_driver_sql(WAITING).scalar() != len(running):
+                    assert not any(one.done() for one in running)
+        assert [one.result(60) for one in running] == [None, leases]
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
