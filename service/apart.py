@@ -133,7 +133,9 @@ def _answer(parent: Connection, memory_bytes: int) -> None:
         except QuarryError as error:
             answer = False, error
         parent.send(answer)
-    except (MemoryError, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-            raise
-        os._exit(NO_MEMORY)
+    except BaseException as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            os._exit(NO_MEMORY)
+        if not isinstance(error, Exception):  # the panic of a Rust library: it also aborts for lack of memory
+            os.abort()
+        raise

@@ -66,6 +66,19 @@ def test_what_ends_by_no_fault_of_its_own_says_so() -> None:
     assert ended.value.is_passing
 
 
+class Panic(BaseException):
+    """What a library in Rust raises, at times for lack of memory; like pyo3's, no Exception."""
+
+
+def panics() -> None:
+    raise Panic
+
+
+def test_a_panic_is_a_crash_and_no_fault_of_the_function() -> None:
+    with pytest.raises(apart.Ended, match="ended with exit code -6"):
+        apart.call(panics, memory_bytes=2**30, deadline_s=60)
+
+
 def test_a_process_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that waits for a driver or a lost disk: its end is nobody's to force."""
     monkeypatch.setattr(apart.SPAWN.Process, "kill", lambda child: None)

@@ -15,7 +15,7 @@ from schemas.job import JobState
 from service.errors import EngineRefused, IllegalMove, LeaseLost
 from service.store import NewJob, Store, commits, jobs, plans, publishing, tasks, units, workers
 from service.store.tables import WORKER
-from tests.contract.store.test_time_behind_locks import WAITING
+from tests.support.pg import WAITING
 from tests.support.store_cases import (
     CLOCK,
     OWNER,

@@ -14,7 +14,7 @@ from schemas.worker import WorkerStatus
 from service.errors import EngineChanged, EngineDied, EngineRefused, QuarryError, StatesWrong
 from service.store import HOME, Store, UnitLease, hosts, jobs, tasks, units, workers
 from service.store.workers import GONE, PAUSES, Sickness, is_at_fault
-from tests.contract.store.test_time_behind_locks import WAITING
+from tests.support.pg import WAITING
 from tests.support.store_cases import IDENTITY, TTL_S, Clock, commit, job_id, lease_unit, start_units
 
 REST_S = 3600.0
