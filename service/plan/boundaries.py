@@ -99,8 +99,28 @@ class TurnFinder:
         return len(before)
 
     def _end(self, turn: int) -> int:
+        """Find the end of the turn behind its calls, or behind its content if the template refuses others.
+
+        It may also write the last turn's calls in another form. No other message may be before the end.
+        """
+        calls = self._messages[turn].get("tool_calls")
+        try:
+            return self._end_behind(turn, calls)
+        except (UnstableBoundaries, RenderFailed):
+            if not calls:
+                raise
+            end = self._end_behind(turn)
+            others = [
+                message if message["role"] == "assistant" else {**message, "content": self._stand_in}
+                for message in self._messages[turn + 1 :]
+            ]
+            if not self._render([*self._messages[: turn + 1], *others]).startswith(self._whole[:end]):
+                raise
+            return end
+
+    def _end_behind(self, turn: int, calls: Sequence[Any] | None = None) -> int:
         """Find the end of the turn by the text after it in a rendering with a stand-in for its last words."""
-        closing, after = self._closings(turn, self._messages[turn].get("tool_calls"))[:2]
+        closing, after = self._closings(turn, calls)[:2]
         mark = self._mark_of(after)
         if after.startswith(closing):
             rest = after[len(closing) :]

@@ -110,6 +110,25 @@ def test_the_end_of_an_earlier_call_is_found_whatever_its_form(
     assert runs[0] == CALL_TEXT
 
 
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("x | tojson + (' id' if message != messages[-1] else '')", "{}"),
+        ("(x if x is string else 1 / 0)", "{"),
+    ],
+)
+def test_the_end_of_an_earlier_call_is_found_behind_the_content_where_the_last_ones_differ(
+    tmp_path: Path, written: str, arguments: str
+) -> None:
+    """As in Apriel's template, which leaves out the id, or where arguments that are no JSON stay text."""
+    template = templates.QWEN3.replace("call.function.arguments | tojson", written)
+    template = template.replace("{{- '<tool_call>", "{% set x = call.function.arguments %}{{- '<tool_call>")
+    call = {"function": {"name": "add", "arguments": arguments}}
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(TWO[0], CALLED[1] | {"tool_calls": [call]}, *TWO))
+    said = arguments + (" id" if "id" in written else "")
+    assert runs[0] == f"<tool_call>\nadd {said}\n</tool_call><|im_end|>"
+
+
 def test_a_result_that_is_written_within_the_turn_of_its_call_is_not_supervised(tmp_path: Path) -> None:
     result = "{% if m.tool_calls and loop.nextitem %}{{ '[' + loop.nextitem.content + ']' }}{% endif %}"
     calls = "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}"
