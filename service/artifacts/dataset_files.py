@@ -52,16 +52,16 @@ class LocalFiles:
         Folders that are links are followed, as whoever opens a file does. Raises OSError if a folder cannot
         be listed: nothing is known of its files.
         """
-        found = list[Path]()
-        for where, folders, names in os.walk(self._folder, onerror=_unless_gone, followlinks=True):
+        found, top = list[Path](), self._folder.resolve()
+        for where, folders, names in os.walk(top, onerror=_unless_gone, followlinks=True):
             folder = Path(where)
-            if folder == self._folder:
+            if folder == top:
                 folders[:], names = ([name for name in part if name[0] != "."] for part in (folders, names))
-            elif folder.is_symlink() and folder.resolve() in map(Path.resolve, folder.absolute().parents):
+            elif folder.is_symlink() and folder.resolve() in map(Path.resolve, folder.parents):
                 folders.clear()  # a link to a folder above it would never end
                 continue
             found += [folder / name for name in names]
-        return sorted(path.relative_to(self._folder).as_posix() for path in found if path.is_file())
+        return sorted(path.relative_to(top).as_posix() for path in found if path.is_file())
 
     def manifests(self) -> list[str]:
         """Return the paths of the manifests, sorted. Raises OSError if their folder cannot be listed."""

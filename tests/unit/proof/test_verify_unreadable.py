@@ -81,7 +81,7 @@ def test_a_manifest_that_links_to_itself_is_named(dataset):
     assert f"{MANIFEST}: cannot be read: {MANIFEST} cannot be opened: Too many" in said(dataset.verify())
 
 
-def test_folders_that_are_links_are_read(dataset, tmp_path):
+def test_folders_that_are_links_are_read(dataset, tmp_path, monkeypatch):
     """Another disk holds the states, as a reader and an export allow; two links lead back and out."""
     for name in ("data", "manifests"):
         (dataset.folder / name).rename(tmp_path / name)
@@ -94,6 +94,9 @@ def test_folders_that_are_links_are_read(dataset, tmp_path):
     assert report.rows == UNITS * len(LENGTHS)
     (tmp_path / "data/extra.parquet").write_bytes(b"x")
     assert said(dataset.verify()) == "data/extra.parquet: no manifest names this file"
+    monkeypatch.chdir(tmp_path / "data")  # a parent of this path by its text alone
+    report = verify.verify_dataset(Path(os.path.relpath(dataset.folder)))
+    assert said(report) == "data/extra.parquet: no manifest names this file"
 
 
 def test_a_folder_that_cannot_be_listed_ends_the_reading(dataset, monkeypatch):
