@@ -81,11 +81,18 @@ def beat(
     it said before stays.
     """
     check_write(tx)
-    values = {"host": host, "pid": os.getpid(), "alive_until": tx.now + timedelta(seconds=ttl_s)}
+    until = tx.now + timedelta(seconds=ttl_s)
+    before = tx.connection.scalar(select(WORKER.c.alive_until).where(WORKER.c.owner == owner))
+    values = {"host": host, "pid": os.getpid(), "alive_until": until}
     said = {"status": status or WorkerStatus(), "waits": waits}
     new = tx.insert(WORKER).values(owner=owner, **values, **said)
     renewed = values if status is None else values | said
     tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=renewed))
+    if before is not None and before <= tx.now:
+        # The database may have been away: those that were there until then have as long to come back.
+        silent = WORKER.c.alive_until.between(before - timedelta(seconds=ttl_s), tx.now)
+        others = select(WORKER.c.owner).where(silent).with_for_update(skip_locked=True)
+        tx.connection.execute(update(WORKER).where(WORKER.c.owner.in_(others)).values(alive_until=until))
     seen(tx, host)
     gone = select(WORKER.c.owner).where(WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s))
     # Never waits for another row while it holds its own: those who lock all of them would deadlock with it.

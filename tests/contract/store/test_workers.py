@@ -191,6 +191,7 @@ def test_a_job_is_left_to_other_workers_until_none_takes_it(
         for owner in ("one", "two"):
             store.write(workers.beat, owner, TTL_S)
         store.write(workers.pass_on, lease_unit(store, "one", job_id(1)), error, REST_S)
+        store.write(workers.beat, "one", 2 * REST_S)
         waits = store.read(jobs.job, job_id(1)).waits
         assert waits is not None and waits.endswith(": why")
         assert sum(store.read(jobs.counts, "one").values()) == 1
@@ -225,8 +226,26 @@ def test_a_worker_that_refuses_a_job_looks_again_once_another_one_that_was_kille
             store.write(workers.pass_on, held[event].pop(), EngineRefused("why"), REST_S)
     assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
     assert units.lease(store, "a", TTL_S) is None
+    store.write(workers.beat, "a", 2 * TTL_S)
     clock.advance(TTL_S)
     store.write(workers.pass_on, lease_unit(store, "a"), EngineRefused("why"), REST_S)
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
+
+
+def test_the_first_worker_back_after_the_database_was_away_is_not_the_only_one(
+    store: Store, clock: Clock
+) -> None:
+    """1. Two are there. 2. The database is away. 3. One refuses a job. 4. The other does not come back."""
+    start_units(store)
+    for owner in ("one", "two"):
+        store.write(workers.beat, owner, TTL_S)
+    lease = lease_unit(store, "one")
+    clock.advance(2 * TTL_S)
+    store.write(workers.pass_on, lease, EngineRefused("why"), REST_S)
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
+    store.write(workers.beat, "one", 2 * TTL_S)
+    clock.advance(TTL_S)
+    store.write(workers.pass_on, lease_unit(store, "one"), EngineRefused("why"), REST_S)
     assert store.read(jobs.state, job_id(1)) is JobState.FAILED
 
 
