@@ -15,7 +15,7 @@ from service.capture.loop import Capture
 from service.control.deletion import run_deletion, run_retention
 from service.control.scheduling import submit_due
 from service.control.webhooks import run_webhooks
-from service.errors import STORE_AWAY, EngineDied
+from service.errors import STORE_AWAY, EngineDied, NotFound
 from service.host import host_of
 from service.lifeline import ORPHANED
 from service.settings import Settings
@@ -205,13 +205,16 @@ def _last_turn(store: Store, settings: Settings, keeper: Keeper, stopped: Callab
 
 
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> JobState | None:
-    """Wait for the publisher to end the one job, or for a signal; return the job's state."""
+    """Wait for the publisher to end the one job, or for a signal; return its state, None if it is deleted."""
     while True:
         state = None
         try:
             state = await asyncio.to_thread(store.read, jobs.state, job_id)
         except STORE_AWAY as error:
             logger.warning("job %s cannot be looked at: %s", job_id, error)
+        except NotFound as error:
+            logger.warning("%s", error)
+            return None
         if state in RESTING_JOB_STATES or stop.is_set():
             return state
         await asyncio.sleep(0.1)

@@ -30,6 +30,7 @@ from service.errors import (
     EngineDied,
     EngineRefused,
     EngineStuck,
+    NotFound,
     Outcome,
     QuarryError,
     StatesNotFinite,
@@ -156,6 +157,8 @@ class Capture:
         except STORE_AWAY as error:
             logger.warning("job %s cannot be looked at: %s", self._only_job, error)
             return False
+        except NotFound:
+            return True  # it was deleted
         if job.state in RESTING_JOB_STATES or job.state is JobState.PUBLISHING:
             return True
         return job.progress.is_captured

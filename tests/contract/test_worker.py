@@ -18,7 +18,7 @@ from schemas.schedule import NewSchedule
 from service.control.scheduling import submit_due
 from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
-from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
+from service.store import NewJob, Store, deletion, jobs, migration, plans, publishing, schedules, units
 from service.store.schedule_tables import SCHEDULE
 from service.store.tables import TASK
 from service.store.values import TaskKind
@@ -31,7 +31,7 @@ from tests.support import templates
 from tests.support.children import wait_for_end
 from tests.support.jobs import Shop, request as a_job_request
 from tests.support.roles import PLANNING, PUBLISHING
-from tests.support.store_cases import a_request, capture, job_id
+from tests.support.store_cases import a_request, capture, job_id, submit
 from tests.support.waiting import until
 
 
@@ -97,6 +97,13 @@ def test_a_worker_until_idle_ends_when_every_job_rests(tmp_path):
     assert states == [JobState.COMPLETED, JobState.PAUSED, JobState.FAILED]
     assert not (shop.settings.work_root / whole).exists(), "the plans of a completed job are left"
     shop.store.close()
+
+
+def test_a_worker_of_one_job_that_is_deleted_ends_as_for_one_that_is_not_complete(settings, store):
+    submit(store)
+    store.write(jobs.cancel, job_id(1))
+    store.write(deletion.begin, job_id(1), with_dataset=True)
+    assert run_worker(settings, only_job=job_id(1)) == service.worker.EXIT_JOB_NOT_COMPLETE
 
 
 def test_a_worker_until_idle_that_is_stopped_before_says_by_which_signal(tmp_path, monkeypatch):
