@@ -249,6 +249,7 @@ class Capture:
             await asyncio.wait(running)
         session, lease = self._engine.session, unit.lease
         if session is not None:
+            session.charged = session.charged and bool(self._tasks())
             check_engine(lease, session)
         if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
             return session
@@ -348,12 +349,13 @@ class Capture:
         elif not is_workers:
             attempts = self._settings.unit_attempts, self._settings.publish_attempts
             fail = partial(self._store.write, workers.failed, lease, error, *attempts)
-        elif session is not None and session.spent:
+        elif session is not None and session.charged:
             fail = partial(self._store.write, tasks.fail, lease, problem, Outcome.VOID, max_attempts=1)
         else:
             fail = partial(charge, self._store, self._settings, unit, error)
         if session is not None and is_workers:
-            session.spent = True
+            session.charged = True
+            session.spent = session.spent or isinstance(error, EngineDied | StatesWrong)  # not for a disk
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
             self._let_go(unit)  # otherwise it is given back later
         if isinstance(error, EngineDied) and session is not None and not session.alive:

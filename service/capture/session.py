@@ -65,9 +65,9 @@ class EngineSession:
     proven: bool = False
     """Whether a canary passed on this engine."""
     spent: bool = False
-    """Set once it died or was given up: it serves no further units, and other units that fail with it do not
-    count as further deaths.
-    """
+    """Set once it died or was given up: it serves no further units."""
+    charged: bool = False
+    """Set once a unit's failure counted against the worker, until all have ended that may fail with it."""
     has_captured: bool = False
     """Whether a unit that it captured was committed."""
 

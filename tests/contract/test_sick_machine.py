@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,9 +88,16 @@ def test_a_machine_that_lacks_a_model_after_it_served_another_rests_and_serves_t
 def test_a_machine_whose_scratch_cannot_be_written_rests_and_the_others_capture_its_jobs(
     shop: Shop, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """1. Alone, it blocks the job with the cause. 2. Resumed beside the healthy one, it harms none."""
-    far = Machine(shop, tmp_path / "far")
-    make = attempt_files.make_folder
+    """1. Alone, it blocks the job with the cause. 2. Resumed beside the healthy one, it harms none.
+
+    Its engine goes on.
+    """
+    far = Machine(shop, tmp_path / "far", units_in_flight=2)
+    make, start, started = attempt_files.make_folder, FakeEngine.start, []
+
+    async def counted(self: FakeEngine, *given: Any) -> None:
+        started.append(self)
+        await start(self, *given)
 
     def refusing(folder: Path) -> None:
         if folder.is_relative_to(far.settings.data_dir):
@@ -97,8 +105,10 @@ def test_a_machine_whose_scratch_cannot_be_written_rests_and_the_others_capture_
         make(folder)
 
     monkeypatch.setattr(attempt_files, "make_folder", refusing)
+    monkeypatch.setattr(FakeEngine, "start", counted)
     first = pushed(shop, target, "first")
     far.capture(first)
+    assert len(started) == 1
     problem = shop.store.read(jobs.job, first).problem
     assert shop.store.read(jobs.state, first) is JobState.BLOCKED and problem is not None
     assert "cannot write, and no other worker takes the model" in problem.detail
