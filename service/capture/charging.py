@@ -23,9 +23,13 @@ from service.settings import Settings
 from service.store import HOME, Store, UnitLease, commits, workers
 
 
-def is_the_workers(lease: UnitLease, error: QuarryError) -> bool:
-    """Say whether an error is the worker's. The data folder's disk is everybody's, scratch its machine's."""
-    is_disks = lease.host != HOME and isinstance(error, WriteFailed | DiskFull)
+def is_the_workers(unit: HeldUnit, error: QuarryError) -> bool:
+    """Say whether an error is the worker's. The data folder's disk is everybody's, scratch its machine's.
+
+    Scratch is not written during a commit: a disk that is full then is the database's.
+    """
+    is_scratch = unit.lease.host != HOME and not unit.commits
+    is_disks = is_scratch and isinstance(error, WriteFailed | DiskFull)
     return is_disks or isinstance(error, EngineDied | StatesWrong)
 
 

@@ -343,7 +343,7 @@ class Capture:
             # Before any await: other units on this engine check it before they commit.
             session.trusted = False
         lease, problem = unit.lease, error.problem()
-        is_workers = is_the_workers(lease, error)
+        is_workers = is_the_workers(unit, error)
         if isinstance(error, EngineChanged | EngineRefused):
             fail = partial(self._store.write, workers.pass_on, lease, error, self._settings.engine_rest_s)
         elif not is_workers:

@@ -14,9 +14,9 @@ from service.capture import attempt_files
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.engine_options import check_engine_options
 from service.capture.link import EngineLink
-from service.errors import EngineRefused
+from service.errors import DiskFull, EngineRefused
 from service.settings import Settings
-from service.store import jobs, units, workers
+from service.store import commits, jobs, units, workers
 from tests.support.desk import REPO, TOKEN
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_hub import FakeHub
@@ -115,6 +115,27 @@ def test_a_machine_whose_scratch_cannot_be_written_rests_and_the_others_capture_
     shop.store.write(jobs.resume, first)
     job_ids = [first, *(pushed(shop, target, key) for key in ("second", "third"))]
     both(shop, Capture(far.store, far.settings, "far"), Capture(shop.store, shop.settings, "home"), job_ids)
+
+
+def test_a_database_that_is_full_is_not_the_fault_of_a_machine_that_commits(
+    shop: Shop, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The database cannot grow at a commit: the job waits, as it does at home. 2. It is resumed."""
+    far = Machine(shop, tmp_path / "far")
+    job_id = pushed(shop, target, "first")
+    commit, full = commits.commit, iter([DiskFull("the database cannot grow")])
+
+    def committed(*given: Any) -> None:
+        if (error := next(full, None)) is not None:
+            raise error
+        commit(*given)
+
+    monkeypatch.setattr(commits, "commit", committed)
+    far.capture(job_id)
+    assert shop.store.read(jobs.state, job_id) is JobState.BLOCKED
+    shop.store.write(jobs.resume, job_id)
+    far.capture(job_id)
+    assert shop.store.read(jobs.job, job_id).progress.is_captured
 
 
 class NewerEngine(FakeEngine):
