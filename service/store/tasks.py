@@ -243,8 +243,11 @@ def release_owner(tx: Transaction, owner: str) -> None:
     They count neither as failures nor as deaths.
     """
     check_write(tx)
-    mine = update(TASK).where(TASK.c.owner == owner, TASK.c.state == TaskState.LEASED)
-    tx.connection.execute(mine.values(UNLEASED | {"attempts": TASK.c.attempts - 1}))
+    mine = TASK.c.owner == owner, TASK.c.state == TaskState.LEASED
+    in_order = select(TASK.c.item).where(*mine).order_by(TASK.c.job_id, TASK.c.kind, TASK.c.item)
+    tx.connection.execute(in_order.with_for_update())  # a step that has not ended yet may lock them, too
+    given_back = UNLEASED | {"attempts": TASK.c.attempts - 1}
+    tx.connection.execute(update(TASK).where(*mine).values(given_back))
 
 
 def fail(

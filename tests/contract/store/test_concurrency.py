@@ -4,17 +4,18 @@ import multiprocessing
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, count, repeat
 from multiprocessing.synchronize import Barrier as ProcessBarrier
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from schemas.job import JobState
 from service.errors import EngineRefused, IllegalMove, LeaseLost
-from service.store import NewJob, Store, commits, jobs, plans, publishing, tasks, units, workers
-from service.store.tables import WORKER
+from service.store import NewJob, Store, TaskState, commits, jobs, plans, publishing, tasks, units, workers
+from service.store.tables import TASK, WORKER
 from tests.support.pg import WAITING
 from tests.support.store_cases import (
     CLOCK,
@@ -280,6 +281,19 @@ def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) ->
     assert row.progress.units_done == len(store.read(commits.unit_commits, job_id(1)))
 
 
+def behind(database: Store, rows: Select[Any], *acts: Callable[[], object]) -> list[object]:
+    """Lock rows until every act waits, one after the other; return what they return."""
+    with ThreadPoolExecutor(len(acts)) as beside:
+        with database.writing() as tx:
+            tx.connection.execute(rows.with_for_update())
+            running = []
+            for act in acts:
+                running.append(beside.submit(act))
+                while tx.connection.exec_driver_sql(WAITING).scalar() != len(running):
+                    assert not any(one.done() for one in running)
+        return [one.result(60) for one in running]
+
+
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_unit_that_ends_its_job_and_the_extension_of_its_workers_leases_both_succeed(
     store: Store, database: Store
@@ -288,17 +302,22 @@ def test_a_unit_that_ends_its_job_and_the_extension_of_its_workers_leases_both_s
     start_units(store, units=2)
     leases = [lease_unit(store) for _ in range(2)]
     store.write(workers.beat, OWNER, TTL_S)
-    acts = (
-        lambda: store.write(workers.pass_on, leases[1], EngineRefused("why"), 3600.0),
-        lambda: store.write(tasks.extend, leases, TTL_S),
-    )
-    with ThreadPoolExecutor(2) as beside:
-        with database.writing() as tx:
-            tx.connection.execute(select(WORKER).with_for_update())
-            running = []
-            for act in acts:
-                running.append(beside.submit(act))
-                while tx.connection.exec_driver_sql(WAITING).scalar() != len(running):
-                    assert not any(one.done() for one in running)
-        assert [one.result(60) for one in running] == [None, leases]
+    pass_on = partial(store.write, workers.pass_on, leases[1], EngineRefused("why"), 3600.0)
+    extend = partial(store.write, tasks.extend, leases, TTL_S)
+    assert behind(database, select(WORKER), pass_on, extend) == [None, leases]
     assert store.read(jobs.state, job_id(1)) is JobState.FAILED
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_the_end_of_a_unit_and_of_its_worker_both_succeed(store: Store, database: Store) -> None:
+    """Of units 9 and 10, of which 9 comes last by its subject, and was leased last."""
+    start_units(store, units=11)
+    leases = [lease_unit(store) for _ in range(11)]
+    store.write(tasks.release, leases[9])
+    leases[9] = lease_unit(store)
+    for lease in leases[:9]:
+        store.write(tasks.release, lease)
+    release = partial(store.write, tasks.release, leases[9])
+    ninth = select(TASK).where(TASK.c.item == 9)
+    behind(database, ninth, release, partial(store.write, tasks.release_owner, OWNER))
+    assert {row.state for row in store.read(units.of_job, job_id(1))} == {TaskState.PENDING}
