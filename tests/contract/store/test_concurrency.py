@@ -13,10 +13,21 @@ import pytest
 from sqlalchemy import Select, select
 
 from schemas.job import JobState
-from service.errors import EngineRefused, IllegalMove, LeaseLost
-from service.store import NewJob, Store, TaskState, commits, jobs, plans, publishing, tasks, units, workers
-from service.store.tables import TASK, WORKER
-from tests.support.pg import WAITING
+from service.errors import EngineDied, EngineRefused, IllegalMove, LeaseLost
+from service.store import (
+    NewJob,
+    Store,
+    TaskState,
+    commits,
+    hosts,
+    jobs,
+    plans,
+    publishing,
+    tasks,
+    units,
+    workers,
+)
+from service.store.tables import HOST, TASK, WORKER
 from tests.support.store_cases import (
     CLOCK,
     OWNER,
@@ -38,6 +49,7 @@ from tests.support.store_cases import (
 )
 
 THREADS = 8
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 Result = TypeVar("Result")
 
 
@@ -321,3 +333,20 @@ def test_the_end_of_a_unit_and_of_its_worker_both_succeed(store: Store, database
     ninth = select(TASK).where(TASK.c.item == 9)
     behind(database, ninth, release, partial(store.write, tasks.release_owner, OWNER))
     assert {row.state for row in store.read(units.of_job, job_id(1))} == {TaskState.PENDING}
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_beat_that_removes_a_worker_that_is_gone_and_the_death_of_another_one_both_succeed(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. A beat waits for its host. 2. A death locks all workers. 3. The beat removes one of these."""
+    store.write(hosts.register, "0" * 32, "host", is_home=True)
+    start_units(store)
+    lease = lease_unit(store, "b")
+    for owner in ("a", "b", "c"):
+        store.write(workers.beat, owner, TTL_S)
+    clock.advance((workers.GONE + 1) * TTL_S)
+    beat = partial(store.write, workers.beat, "d", TTL_S)
+    how = {"rest_s": 3600.0, "alone": False, "sound": False}
+    death = partial(store.write, workers.engine_died, lease, EngineDied("why"), **how)
+    behind(database, select(HOST), beat, death)

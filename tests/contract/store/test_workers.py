@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.worker import WorkerStatus
 from service.errors import EngineChanged, EngineDied, EngineRefused, QuarryError, StatesWrong
-from service.store import HOME, Store, UnitLease, hosts, jobs, tasks, units, workers
-from service.store.workers import GONE, PAUSES, Sickness, is_at_fault
-from tests.support.pg import WAITING
+from service.store import HOME, Store, UnitLease, jobs, tasks, units, workers
+from service.store.workers import PAUSES, Sickness, is_at_fault
 from tests.support.store_cases import IDENTITY, TTL_S, Clock, commit, job_id, lease_unit, start_units
 
 REST_S = 3600.0
@@ -386,27 +384,3 @@ def test_states_are_the_models_fault_by_the_word_of_two_workers_or_of_the_only_o
             else:
                 die(store, held[-1], StatesWrong("why"))
     assert (store.read(jobs.state, job_id(number)) is JobState.FAILED) is is_failed
-
-
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_beat_that_removes_a_worker_that_is_gone_and_the_death_of_another_one_both_succeed(
-    store: Store, database: Store, clock: Clock
-) -> None:
-    """1. A beat waits for its host. 2. A death locks all workers. 3. The beat removes one of these."""
-    store.write(hosts.register, "0" * 32, "host", is_home=True)
-    start_units(store)
-    lease = lease_unit(store, "b")
-    for owner in ("a", "b", "c"):
-        store.write(workers.beat, owner, TTL_S)
-    clock.advance((GONE + 1) * TTL_S)
-    death = partial(workers.engine_died, lease=lease, error=DIED, rest_s=REST_S, alone=False, sound=False)
-    with ThreadPoolExecutor(2) as beside:
-        with database.writing() as tx:
-            workers.seen(tx, HOME)
-            acts = []
-            for act in (partial(workers.beat, owner="c", ttl_s=TTL_S), death):
-                acts.append(beside.submit(store.write, act))
-                while tx.connection.exec_driver_sql(WAITING).scalar() != len(acts):
-                    assert not any(other.done() for other in acts)
-        for done in acts:
-            done.result(60)
