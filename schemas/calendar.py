@@ -30,7 +30,7 @@ class Calendar(Wire):
 
     @field_validator("cron")
     @classmethod
-    def _cron_row(cls, cron: str) -> str:
+    def _cron_expression(cls, cron: str) -> str:
         if len(cron.split()) != CRON_FIELDS:
             raise ValueError(f"a cron expression has {CRON_FIELDS} fields, as in '0 3 * * *'; got {cron!r}")
         try:

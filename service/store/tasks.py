@@ -185,7 +185,7 @@ def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
         job = lock_job(tx, lease.job_id)
     except NotFound as error:
         raise lost from error
-    for row in tx.connection.execute(_HELD, _attempt(lease)).mappings():
+    for row in tx.connection.execute(_HELD, _attempt(lease)).mappings().all():
         if (row["item"], row["epoch"]) == (lease.item, lease.epoch):
             return job, LockedTask(**row)
     raise lost

@@ -1,4 +1,4 @@
-"""Slots of a cron row, held against every quarter of an hour of a year in time zones that dateutil reads."""
+"""Slots of cron expressions, held against each quarter of an hour of a year in zones that dateutil reads."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -30,7 +30,7 @@ ROWS: dict[str, tuple[Callable[[datetime], bool], bool]] = {
     "*/15 0-3 * * *": (lambda t: t.hour < 4, False),
     "0 */6 * * 7": (lambda t: t.minute == 0 and t.hour % 6 == 0 and t.weekday() == 6, False),
 }
-"""By cron row: whether a local time is a slot, and whether the row is of fixed times."""
+"""By cron expression: whether a local time is a slot, and whether its times are fixed."""
 
 
 @cache
