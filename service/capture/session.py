@@ -118,6 +118,7 @@ class EngineSlot:
         self.session: EngineSession | None = None
         self._running = AsyncExitStack()
         """Stops the engine, then closes its link."""
+        self._stopping: asyncio.Task[None] | None = None
 
     async def inspect(self, lease: UnitLease) -> EngineSpec:
         """Return the spec of the engine that a unit needs, from the current model.
@@ -178,6 +179,11 @@ class EngineSlot:
         return self.session
 
     async def stop(self) -> None:
-        """Stop the engine, if there is one."""
+        """Stop the engine, if there is one. If that is cancelled, it goes on, and the next call awaits it.
+
+        Otherwise the next engine would start beside the old one, on the same GPUs.
+        """
         self.session = None
-        await self._running.aclose()
+        if self._stopping is None or self._stopping.done():
+            self._stopping = asyncio.create_task(self._running.aclose())
+        await asyncio.shield(self._stopping)

@@ -1,7 +1,9 @@
 """A unit whose lease is lost leaves the engine and the connector at once, and the worker goes on."""
 
 import asyncio
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,4 +117,50 @@ def test_an_engines_start_ends_with_the_lease_that_it_is_for(
     assert asked_for == {second}
     assert shop.store.read(jobs.state, first) is JobState.CANCELLED
     assert shop.store.read(jobs.state, second) is JobState.COMPLETED
+    shop.store.close()
+
+
+def test_an_engine_starts_once_the_old_one_is_gone_also_if_the_lease_is_lost_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A job makes room for another one's model. 2. That job is cancelled. 3. The next one is served."""
+    models = target(tmp_path), target(tmp_path, "other", hidden=128)
+    shop = Shop.open(tmp_path, models[0], lease_s=1.0, units_in_flight=1)
+    job_ids = [
+        shop.submit(
+            request(model, conversations(4), canary="skip", storage=ONE_UNIT, layers=(1, 2)), str(number)
+        )
+        for number, model in enumerate((*models, models[0]))
+    ]
+    shop.plan()
+    start, stop = FakeEngine.start, FakeEngine.stop
+    there: list[FakeEngine] = []
+    most: list[int] = []
+
+    async def started(self: FakeEngine, *given: Any) -> None:
+        there.append(self)
+        most.append(len(there))
+        await start(self, *given)
+
+    async def served() -> None:
+        stopping = asyncio.Event()
+
+        async def slow(self: FakeEngine) -> None:
+            stopping.set()
+            await asyncio.to_thread(time.sleep, 2.0)
+            await stop(self)
+            there.remove(self)
+
+        monkeypatch.setattr(FakeEngine, "start", started)
+        monkeypatch.setattr(FakeEngine, "stop", slow)
+        loop = Capture(shop.store, shop.settings, "worker")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await stopping.wait()
+            shop.store.write(jobs.cancel, job_ids[1])
+            await until(lambda: captured(shop, job_ids[2]))
+            loop.stop.set()
+
+    asyncio.run(asyncio.wait_for(served(), 60))
+    assert most == [1, 1]
     shop.store.close()
