@@ -138,8 +138,9 @@ def forget(tx: Transaction, host_id: str) -> int:
     held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.job_id == JOB.c.id, UNIT_COMMIT.c.host == lost)
     holds = held.where(is_there_alone).exists()
     in_order = select(JOB.c.id).where(holds, JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
-    job_ids = tx.connection.scalars(in_order).all()
-    counts = sum((_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids), Counter[str]())
+    job_ids = tx.connection.scalars(in_order.with_for_update()).all()
+    locked = [lock_job(tx, job_id) for job_id in job_ids]
+    counts = sum((_run_again(tx, job, lost) for job in locked), Counter[str]())
     totals.keep(tx, counts)  # locked after the jobs
     if lost == HOME:
         on = select(JOB.c.id).where(JOB.c.state.not_in(OVER))
@@ -162,6 +163,8 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> Counter[str]:
             stop(tx, job, end, OptionRefused(detail, cure="submit a new job").problem())
         return Counter()
     lost = tx.connection.execute(select(*columns).where(*held)).all()
+    if not lost:
+        return Counter()  # stored while this waited for the job
     units = [row.unit for row in lost]
     # Rejects stay, as if the plan had rejected them; the rows that were written are captured again.
     rejected = select(func.count()).where(REJECT.c.job_id == UNIT.c.job_id, REJECT.c.unit == UNIT.c.unit)

@@ -23,11 +23,12 @@ from service.store import (
     jobs,
     plans,
     publishing,
+    storing,
     tasks,
     units,
     workers,
 )
-from service.store.tables import HOST, TASK, WORKER
+from service.store.tables import HOST, JOB, TASK, WORKER
 from tests.support.store_cases import (
     CLOCK,
     OWNER,
@@ -350,3 +351,21 @@ def test_a_beat_that_removes_a_worker_that_is_gone_and_the_death_of_another_one_
     how = {"rest_s": 3600.0, "alone": False, "sound": False}
     death = partial(store.write, workers.engine_died, lease, EngineDied("why"), **how)
     behind(database, select(HOST), beat, death)
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_host_that_stores_its_last_unit_while_it_is_given_up_leaves_a_job_that_is_published(
+    store: Store, database: Store
+) -> None:
+    """1. The host's last commit to the repository ends. 2. It is given up meanwhile, with nothing left."""
+    store.write(hosts.register, "0" * 32, "home", is_home=True)
+    far = store.write(hosts.register, "1" * 32, "far", is_home=False)
+    start_units(store, units=1, repo_id="org/data")
+    lease = units.lease(store, OWNER, TTL_S, host=far)
+    assert lease is not None
+    commit(store, lease)
+    storer = storing.lease(store, OWNER, TTL_S, far)
+    assert storer is not None
+    stored = partial(store.write, storing.stored, storer, [0])
+    assert behind(database, select(JOB), stored, partial(store.write, hosts.forget, "1" * 32)) == [None, 0]
+    store.write(publishing.complete, lease_publish(store), "c0ffee")
