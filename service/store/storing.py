@@ -61,9 +61,10 @@ def hasten(tx: Transaction, host: int) -> None:
     mine = TASK.c.kind == TaskKind.STORE, TASK.c.item == host, TASK.c.job_id.in_(_leaving(host))
     fresh = TASK.c.problem.is_(None)
     for which, when in ((fresh, tx.now), (~fresh, tx.now + APART)):
-        tx.connection.execute(
-            update(TASK).where(*mine, which, TASK.c.not_before > when).values(not_before=when)
-        )
+        late = select(TASK.c.job_id).where(*mine, which, TASK.c.not_before > when)
+        # Never waits for a job's row while it holds another's: a host that is given up locks them in order.
+        late = late.with_for_update(skip_locked=True)
+        tx.connection.execute(update(TASK).where(*mine, TASK.c.job_id.in_(late)).values(not_before=when))
 
 
 def _leaving(host: int) -> Select[tuple[str]]:

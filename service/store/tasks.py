@@ -59,6 +59,9 @@ _OF_OWNER = (TASK.c[name] == bindparam(f"of_{name}") for name in ("job_id", "kin
 _HELD = select(*TASK_COLUMNS).where(*_OF_OWNER, TASK.c.state == TaskState.LEASED)
 _HELD = _HELD.order_by(TASK.c.item).with_for_update()
 """Locks all that the owner holds of the job, in the order of `extend`: the end of one may end all of them."""
+_UNITS = select(TASK.c.item).where(TASK.c.job_id == bindparam("of_job_id"), TASK.c.kind == TaskKind.CAPTURE)
+_UNITS = _UNITS.where(TASK.c.state == TaskState.LEASED).order_by(TASK.c.item).with_for_update()
+"""Locks the leased units of a job, which come before its storing in that order."""
 _EXTENDED = update(TASK).where(_MINE).values(lease_until=bindparam("until"))
 
 
@@ -185,6 +188,8 @@ def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
         job = lock_job(tx, lease.job_id)
     except NotFound as error:
         raise lost from error
+    if lease.kind is TaskKind.STORE:  # it may end the units that its worker holds, too
+        tx.connection.execute(_UNITS, _attempt(lease))
     for row in tx.connection.execute(_HELD, _attempt(lease)).mappings().all():
         if (row["item"], row["epoch"]) == (lease.item, lease.epoch):
             return job, LockedTask(**row)

@@ -10,11 +10,12 @@ from multiprocessing.synchronize import Barrier as ProcessBarrier
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Select, select
+from sqlalchemy import Select, select, update
 
 from schemas.job import JobState
-from service.errors import EngineDied, EngineRefused, IllegalMove, LeaseLost
+from service.errors import EngineDied, EngineRefused, IllegalMove, LeaseLost, Outcome
 from service.store import (
+    HOME,
     NewJob,
     Store,
     TaskState,
@@ -32,6 +33,7 @@ from service.store.tables import HOST, JOB, TASK, WORKER
 from tests.support.store_cases import (
     CLOCK,
     OWNER,
+    PROBLEM,
     TTL_S,
     Clock,
     a_request,
@@ -369,3 +371,36 @@ def test_a_host_that_stores_its_last_unit_while_it_is_given_up_leaves_a_job_that
     stored = partial(store.write, storing.stored, storer, [0])
     assert behind(database, select(JOB), stored, partial(store.write, hosts.forget, "1" * 32)) == [None, 0]
     store.write(publishing.complete, lease_publish(store), "c0ffee")
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_storing_that_fails_its_job_and_the_extension_of_its_workers_leases_both_succeed(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. The leases are extended. 2. A storing fails. 3. Both wait for a unit of the job, in this order."""
+    start_units(store, units=2, repo_id="org/data")
+    commit(store, lease_unit(store))
+    unit = lease_unit(store)
+    clock.advance(storing.LATEST.total_seconds())
+    storer = storing.lease(store, "storer", TTL_S)
+    assert storer is not None
+    extend = partial(store.write, tasks.extend, [unit, storer], TTL_S)
+    fail = partial(store.write, tasks.fail, storer, PROBLEM, Outcome.FAIL, 1)
+    assert behind(database, select(TASK).where(TASK.c.item == unit.item), extend, fail) == [[], None]
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_disk_that_fills_waits_for_no_job_as_who_gives_up_its_host_locks_them_in_order(
+    store: Store, database: Store
+) -> None:
+    for number in (1, 2):
+        start_units(store, units=2, number=number, repo_id="org/data")
+        commit(store, lease_unit(store, job=job_id(number)))
+    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
+    with database.writing() as tx:
+        first = select(TASK).where(TASK.c.kind == "store", TASK.c.job_id == job_id(1))
+        tx.connection.execute(first.with_for_update())
+        store.write(storing.hasten, HOME)
+    lease = storing.lease(store, OWNER, TTL_S)
+    assert lease is not None and lease.job_id == job_id(2)
