@@ -88,8 +88,8 @@ def beat(
     new = tx.insert(WORKER).values(owner=owner, **values, **said)
     renewed = values if status is None else values | said
     tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=renewed))
-    if before is not None and before <= tx.now:
-        # The database may have been away: those that were there until then have as long to come back.
+    if before is not None and before <= tx.now + timedelta(seconds=ttl_s / 2):
+        # It is late: the database may have been away. Those that were there have as long to come back.
         silent = WORKER.c.alive_until.between(before - timedelta(seconds=ttl_s), tx.now)
         others = select(WORKER.c.owner).where(silent).with_for_update(skip_locked=True)
         tx.connection.execute(update(WORKER).where(WORKER.c.owner.in_(others)).values(alive_until=until))

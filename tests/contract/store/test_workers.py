@@ -230,15 +230,17 @@ def test_a_worker_that_refuses_a_job_looks_again_once_another_one_that_was_kille
     assert store.read(jobs.state, job_id(1)) is JobState.FAILED
 
 
+@pytest.mark.parametrize("away_s", [0.8 * TTL_S, 2 * TTL_S])
 def test_the_first_worker_back_after_the_database_was_away_is_not_the_only_one(
-    store: Store, clock: Clock
+    store: Store, clock: Clock, away_s: float
 ) -> None:
     """1. Two are there. 2. The database is away. 3. One refuses a job. 4. The other does not come back."""
     start_units(store)
-    for owner in ("one", "two"):
+    for owner in ("two", "one"):
+        clock.advance(TTL_S / 4)
         store.write(workers.beat, owner, TTL_S)
     lease = lease_unit(store, "one")
-    clock.advance(2 * TTL_S)
+    clock.advance(away_s)
     store.write(workers.pass_on, lease, EngineRefused("why"), REST_S)
     assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
     store.write(workers.beat, "one", 2 * TTL_S)
