@@ -124,8 +124,9 @@ class TurnFinder:
         mark = self._mark_of(after)
         if after.startswith(closing):
             rest = after[len(closing) :]
-        elif mark and (closing.startswith(mark) or closing.rstrip() == self._mark_of(closing)):
-            # The last turn ends with more text than an earlier one, or with a different mark.
+        elif not calls and mark and (closing.startswith(mark) or closing.rstrip() == self._mark_of(closing)):
+            # The last turn ends with more text than an earlier one, or with a different mark. Behind
+            # arguments a mark may be their own, such as Gemma 4's quotation mark.
             rest = after[len(mark) :]
         else:
             fault = f"the last turn is closed by {closing[:80]!r}, which an earlier turn is not"

@@ -129,9 +129,16 @@ def test_the_end_of_an_earlier_call_is_found_behind_the_content_where_the_last_o
     assert runs[0] == f"<tool_call>\nadd {said}\n</tool_call><|im_end|>"
 
 
-def test_a_result_that_is_written_within_the_turn_of_its_call_is_not_supervised(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    ["{{ x }}", "{% for held in x.values() %}<|message|>{{ held }}<|message|>{% endfor %}"],
+)
+def test_a_result_that_is_written_within_the_turn_of_its_call_is_a_reject(
+    tmp_path: Path, arguments: str
+) -> None:
+    """As in Gemma 4's template, which also has a mark for quotation."""
     result = "{% if m.tool_calls and loop.nextitem %}{{ '[' + loop.nextitem.content + ']' }}{% endif %}"
-    calls = "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}"
+    calls = "{% for call in m.tool_calls or [] %}{% set x = call.function.arguments %}" + arguments
     template = EVERY.replace("m.content", f"'\n' }}}}{calls}{{% endfor %}}{result}{{{{ m.content").replace(
         "messages %}", "messages %}{% if m.role != 'tool' %}"
     )
