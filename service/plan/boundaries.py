@@ -56,16 +56,15 @@ class TurnFinder:
         last = turn == len(self._messages) - 1
         prompt = self._prompt(turn)
         upto = self._whole if last else self._render(self._messages[: turn + 1])
+        upto = upto.removesuffix(self._trailer)
         if prompt is not None and upto.startswith(prompt) and self._whole.startswith(upto):
             start, end = len(prompt), len(upto)
         elif last and prompt is not None:
             fault = "the prompt that the model would answer is not how the rendering of its answer begins"
             raise UnstableBoundaries(f"{fault}: {_parting(prompt, upto)}")
         else:
-            end = self._end(turn)
+            end = len(upto) if last else self._end(turn)
             start = self._start(turn) if prompt is None or not self._whole.startswith(prompt) else len(prompt)
-        if last and self._whole.endswith(self._trailer):
-            end = len(self._whole) - len(self._trailer)
         if start >= end:
             raise UnstableBoundaries(f"turn {turn} has no text of its own")
         return start, end
@@ -73,22 +72,27 @@ class TurnFinder:
     def _prompt(self, turn: int) -> str | None:
         """Return the text that the model answers with `messages[turn]`, None if that is not known.
 
-        Few templates render a conversation without messages. The prompt of a first turn is all up to the
-        header that answers a question, which begins in what precedes whatever the turn says.
+        Few templates render a conversation without messages, and some ask for an answer only to a question.
+        Such a prompt is all up to the header that answers a question, which begins in what precedes whatever
+        the turn says.
         """
-        if turn:
-            return self._render(self._messages[:turn], add_generation_prompt=True)
+        prompt = self._render(self._messages[:turn], add_generation_prompt=True) if turn else None
+        if turn and self._messages[turn - 1]["role"] in ("user", "tool"):
+            return prompt
         question = self._render(PROBE[:1])
         header = self._render(PROBE[:1], add_generation_prompt=True).removeprefix(question)
+        if not header or (prompt or "").endswith(header):
+            return prompt
         before = os.path.commonprefix([self._closings(turn)[2], self._whole])  # noqa: RUF071 - of characters
-        begin = self._whole.rfind(header, 0, len(before) + len(header))
-        return self._whole[: begin + len(header)] if header and begin >= 0 else None
+        begin = self._whole.rfind(header, len(prompt or ""), len(before) + len(header))
+        return self._whole[: begin + len(header)] if begin >= 0 else prompt
 
     def trailer(self, turn: int) -> str:
         """Return what follows the end mark of the last turn but not that of `messages[turn]`."""
         closing, after = self._closings(turn)[:2]
         mark = self._mark_of(after)
-        extra = "" if after.startswith(closing) or not closing.startswith(mark) else closing[len(mark) :]
+        has_more = mark and closing.startswith(mark) and not after.startswith(closing)
+        extra = closing[len(mark) :] if has_more else ""
         return extra if extra.strip() else ""
 
     def _start(self, turn: int) -> int:

@@ -156,6 +156,24 @@ def test_a_header_that_takes_the_space_before_an_answer_is_not_supervised(tmp_pa
     assert runs == ["It is one.</s>", "Now two.</s>"]
 
 
+ASKED_ONLY = templates.CHATML.replace("if add_gen", "if messages[-1].role == 'user' and add_gen")
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "second"),
+    [
+        (templates.CHATML.replace("if add_generation_prompt", "if true"), TWO[:2], "Sorry."),
+        (ASKED_ONLY, TWO[:2], "Sorry."),
+        (ASKED_ONLY, ("system: Be brief.", "assistant: It is one.", "user: And now?"), "Two."),
+    ],
+)
+def test_the_header_of_an_answer_that_follows_no_question_is_not_supervised(
+    tmp_path: Path, template: str, turns: tuple[str, ...], second: str
+) -> None:
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*turns, f"assistant: {second}"))
+    assert runs == ["It is one.<|im_end|>", f"{second}<|im_end|>"]
+
+
 @pytest.mark.parametrize(
     ("template", "answer", "end"),
     [
