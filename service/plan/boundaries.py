@@ -96,8 +96,19 @@ class TurnFinder:
         return extra if extra.strip() else ""
 
     def _start(self, turn: int) -> int:
-        """Find the start of the turn by the text before it in a rendering with a stand-in for its content."""
-        before = self._closings(turn)[2]
+        """Find the start of the turn by the text before it in a rendering with a stand-in for its content.
+
+        If the template refuses that in place of calls, find it by how a prompt ends behind its last message.
+        """
+        try:
+            before = self._closings(turn)[2]
+        except RenderFailed:
+            asked = [*self._messages[: turn - 1], {**self._messages[turn - 1], "content": self._stand_in}]
+            tail = self._split(self._render(asked, add_generation_prompt=True))[1]
+            after = self._split(self._render([*asked, *self._messages[turn:]]))[1]
+            if not after.startswith(tail) or not self._whole.endswith(after):
+                raise
+            return len(self._whole) - len(after) + len(tail)
         if not self._whole.startswith(before):
             raise UnstableBoundaries(f"the text before turn {turn} depends on what it says")
         return len(before)

@@ -93,9 +93,11 @@ def test_a_call_may_be_the_function_itself_and_no_calls_are_no_key(tmp_path: Pat
     assert pieces(tokenizer, chat("user: x", none))[0] == ["y<|im_end|>"]
 
 
-def test_the_end_of_earlier_calls_is_found_where_results_may_only_follow_calls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["", "{{ messages | selectattr('role', 'eq', 'user') | list | length }}"])
+def test_earlier_calls_are_found_where_results_may_only_follow_calls(tmp_path: Path, first: str) -> None:
+    """As in Mistral's templates, which also write the tools before the last question."""
     fails = "{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
-    template = templates.QWEN3.replace("== 'tool' %}", "== 'tool' %}" + fails)
+    template = first + templates.QWEN3.replace("== 'tool' %}", "== 'tool' %}" + fails)
     runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*CALLED, "user: Sure?", "assistant: Yes."))
     assert runs == [CALL_TEXT, "Two.<|im_end|>", EMPTY_THOUGHT + "Yes.<|im_end|>"]
 
