@@ -122,9 +122,7 @@ class TurnFinder:
         try:
             return self._end_behind(turn, calls)
         except (UnstableBoundaries, RenderFailed):
-            if not calls:
-                raise
-            end = self._end_behind(turn)
+            end = self._end_behind(turn)  # fails again if there are no calls
             others = [
                 message if message["role"] == "assistant" else {**message, "content": self._stand_in}
                 for message in self._messages[turn + 1 :]

@@ -180,6 +180,7 @@ def test_a_text_begins_with_one_begin_token_unless_it_has_more(tmp_path: Path, t
     library.backend_tokenizer.post_processor = adds_it
     _, whole = pieces(tokenizer, Sample(text=text))
     assert whole == ("<s><s><s>Hello." if text.startswith("<s><s>") else "<s>Hello.")
+    assert rejected(tokenizer, Sample(text="")).reason == "empty"  # no row of a begin token alone
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
@@ -203,6 +204,12 @@ UNSTABLE = [
     (
         "{{ messages[1].content | length if messages | length > 2 }}" + templates.CHATML,
         "the text before turn 1 depends on what it says",
+    ),
+    (
+        templates.HARMONY.replace(
+            "messages %}", "messages %}{{ messages[1].content | length if loop.index == 3 }}"
+        ),
+        "the text after turn 1 depends on what it says",
     ),
 ]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from service.plan.sources.rows import RejectedError
 from tests.support import templates
 from tests.support.tokenized import a_tokenizer, chat, decode, encoded, of_folder, pieces
 from tests.unit.plan.test_samples import CALL, CALL_TEXT, CALLED, EMPTY_THOUGHT, TWO, rejected
@@ -198,3 +199,13 @@ def test_an_answer_of_the_target_is_found_behind_what_the_template_writes_before
     places = row.mask.nonzero()[0]
     assert decode(tokenizer, row.ids[places]) == answer + end
     assert decode(tokenizer, row.ids[places[-1] + 1 :]).isspace() or places[-1] == len(row.ids) - 1
+
+
+def test_an_answer_of_the_target_that_has_no_place_in_the_rendering_is_a_reject(tmp_path: Path) -> None:
+    inside = templates.GENERATION.replace(
+        " + '<|im_end|>' }}{% endgeneration %}{{ '", " }}{% endgeneration %}{{ '<|im_end|>"
+    )
+    tokenizer = a_tokenizer(tmp_path, inside, generate={"max_tokens": 16})
+    told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]
+    with pytest.raises(RejectedError, match="1 answers have 0 places in the rendering"):
+        tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=[None])
