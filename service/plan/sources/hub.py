@@ -7,7 +7,6 @@ would read absolute paths on this node, and any URL; here it reads only files of
 import gzip
 import json
 import zlib
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -145,7 +144,7 @@ class HubRows:
         manager = StreamingDownloadManager(download_config=access)
         for path in manager.iter_files(manager.extract(list(config.data_files[self.source.split]))):
             with xopen(path, "rb", download_config=access) as opened, BufferedReader(opened, 2**20) as file:
-                lines = (text for line in file if (text := line.removeprefix(BOM_UTF8).strip()))
+                lines = (text for line in file if (text := line.strip()))
                 first = next(lines, b"[]")
                 kind = getattr(read_line(first)[1], "reason", None)
                 if config.field is None and kind not in (RejectReason.NOT_JSON, RejectReason.NOT_AN_OBJECT):
