@@ -55,7 +55,7 @@ _MINE = and_(
     TASK.c.state == TaskState.LEASED,
 )
 """The condition that fences every write of an attempt; stopping a job also voids its leases."""
-_OF_OWNER = (TASK.c[name] == bindparam(f"of_{name}") for name in ("job_id", "kind", "owner"))
+_OF_OWNER = [TASK.c[name] == bindparam(f"of_{name}") for name in ("job_id", "kind", "owner")]
 _HELD = select(*TASK_COLUMNS).where(*_OF_OWNER, TASK.c.state == TaskState.LEASED)
 _HELD = _HELD.order_by(TASK.c.item).with_for_update()
 """Locks all that the owner holds of the job, in the order of `extend`: the end of one may end all of them."""
