@@ -10,8 +10,11 @@ from schemas.dataset import seal
 from schemas.dataset.manifest import body_sha256
 from schemas.dataset.seal import seal as seal_file, sha256_of
 from schemas.names import CARD_PATH, JOBS_PATH, manifest_path
+from schemas.request import HubTarget
 from service.errors import DatasetBroken, OptionRefused
 from service.publish.assemble import Account, assemble, read_manifest
+from service.publish.publisher import publish_folder
+from service.settings import Settings
 from tests.support.finished_job import (
     FINAL_NORM,
     JOB,
@@ -210,3 +213,8 @@ def test_datasets_streams_what_the_manifests_name(tmp_path: Path) -> None:
     assert [row["sample_id"] for row in light] == [row["sample_id"] for row in states]
     assert len(light) == 12
     assert states[3]["layer_2"] == states[9]["layer_2"] == layer_bytes(1, 0, 2)
+
+
+def test_a_folder_without_a_manifest_is_not_pushed(tmp_path: Path) -> None:
+    with pytest.raises(DatasetBroken, match="holds no manifest"):
+        publish_folder(tmp_path, HubTarget(repo_id="org/set"), Settings())
