@@ -78,6 +78,9 @@ WATCHED = (
     f"{_V1}.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
     f"{_V2}.kv_connector:ActiveKVConnector",
     f"{_V2}.model_runner:GPUModelRunner.sample_tokens",
+    f"{_V2}.spec_decode.extract_hidden_states:ExtractHiddenStatesSpeculator",
+    # From 0.33 on, V2 may skip a proposer that has these; ours has none, and so runs in every step.
+    "vllm.config.vllm:VllmConfig.num_lookahead_tokens",
     "vllm.v1.core.sched.scheduler:Scheduler._connector_finished",
     "vllm.v1.core.sched.scheduler:Scheduler._update_from_kv_xfer_finished",
     "vllm.engine.arg_utils:EngineArgs.get_batch_defaults",
