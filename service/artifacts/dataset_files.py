@@ -102,7 +102,7 @@ class HubFiles:
         token: str | None = None,
         scratch: Path | None = None,
     ) -> None:
-        """Resolve `revision` to a commit, and list its files.
+        """Resolve `revision` to a commit. Its files are listed later: this answer leaves some of many out.
 
         Endpoint and token default to the Hub client's own. Held files are below `scratch`, or the system's
         temporary folder if None. Raises OptionRefused, HubUnavailable.
@@ -114,38 +114,46 @@ class HubFiles:
         with self._reading():
             info = HfApi(**self._given).dataset_info(repo_id, revision=revision)
         self.revision = info.sha
-        self._paths = frozenset(file.rfilename for file in info.siblings or ())
         self._fs = HfFileSystem(**self._given)
+        self._names: dict[str, dict[str, str]] = {}
+        """What `names` returns, by folder."""
 
     def paths(self) -> list[str]:
         """Return the paths of all files, sorted."""
         return sorted(path for path in self._paths if not path.startswith("."))
 
     def has(self, path: str) -> bool:
-        """Return whether the commit has a file."""
-        return path in self._paths
+        """Return whether the commit has a file. Raises OptionRefused, HubUnavailable."""
+        return path in self.names(path.rpartition("/")[0])
 
     def manifests(self) -> list[str]:
-        """Return the paths of the manifests, sorted."""
-        return list(filter(is_manifest, self.paths()))
+        """Return the paths of the manifests, sorted. Raises OptionRefused, HubUnavailable."""
+        return sorted(filter(is_manifest, self.names(MANIFEST_FOLDER)))
 
     def names(self, folder: str) -> dict[str, str]:
-        """Return the sha256, or git's name, of the files directly in `folder`, by path, in one request.
+        """Return the sha256, or git's name, of the files directly in `folder`, by path.
 
         Raises OptionRefused, HubUnavailable.
         """
-        with self._reading():
-            found = self._fs.ls(f"datasets/{self._repo_id}@{self.revision}/{folder}", detail=True)
-        names = {
-            file["name"].rpartition("/")[2]: file["lfs"].sha256 if file["lfs"] else file["blob_id"]
-            for file in found
-            if file["type"] == "file"
-        }
-        return {f"{folder}/{name}": digest for name, digest in names.items()}
+        if folder not in self._names:
+            root = f"datasets/{self._repo_id}@{self.revision}/"
+            with self._reading():
+                try:
+                    found = self._fs.ls(f"{root}{folder}".rstrip("/"), detail=True)
+                except FileNotFoundError as error:
+                    if error.__cause__ is not None:  # the repository itself
+                        raise
+                    found = []
+            self._names[folder] = {
+                file["name"].removeprefix(root): file["lfs"].sha256 if file["lfs"] else file["blob_id"]
+                for file in found
+                if file["type"] == "file"
+            }
+        return self._names[folder]
 
     def open(self, path: str, *, direct: bool = False) -> "HubFile":
-        """Open a file to be read with range requests. Raises DatasetError."""
-        if path not in self._paths:
+        """Open a file to be read with range requests. Raises DatasetError, and as `has` does."""
+        if not self.has(path):
             raise DatasetError(f"{path} cannot be opened: it is not in {self._repo_id}")
         return HubFile(self._fs, f"datasets/{self._repo_id}@{self.revision}/{path}")
 
@@ -169,6 +177,14 @@ class HubFiles:
                         **self._given,
                     )
             yield Path(folder)
+
+    @cached_property
+    def _paths(self) -> frozenset[str]:
+        from huggingface_hub import HfApi
+
+        with self._reading():
+            api, where = HfApi(**self._given), {"revision": self.revision, "repo_type": "dataset"}
+            return frozenset(api.list_repo_files(self._repo_id, **where))
 
     def _reading(self) -> AbstractContextManager[None]:
         cure = "check the name, the revision and the token's rights"

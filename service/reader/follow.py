@@ -281,9 +281,12 @@ class _Repository:
         self._files: HubFiles | None = None
 
     def open(self, repo_id: str, path: str) -> RangeFile:
-        if self._files is None or not self._files.has(path):
-            self._files = patiently(partial(HubFiles, repo_id), self._patience_s)
-        return self._files.open(path)
+        def find() -> RangeFile:
+            if self._files is None or not self._files.has(path):
+                self._files = HubFiles(repo_id)
+            return self._files.open(path)
+
+        return patiently(find, self._patience_s)
 
 
 class _Unit:

@@ -100,12 +100,12 @@ class PublishedJob:
             return None
         try:
             files = patiently(partial(files_of, self._dataset), self._patience_s)
-            is_there = manifest_path(self._job_id) in files.manifests()
+            is_there = manifest_path(self._job_id) in patiently(files.manifests, self._patience_s)
         except (ReaderError, OSError) as error:
             return str(error)
         try:
-            read = read_jobs(files, frozenset([self._job_id]))
-            check_norm(files, read)
+            read = patiently(partial(read_jobs, files, frozenset([self._job_id])), self._patience_s)
+            patiently(partial(check_norm, files, read), self._patience_s)
         except (ReaderError, OSError) as error:
             if not is_there:
                 self._faulty_s = None

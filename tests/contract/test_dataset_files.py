@@ -44,7 +44,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             file.write_bytes(data)
         yield LocalFiles(tmp_path / "dataset")
         return
-    with FakeHub(cas=tmp_path / "cas" if request.param == "xet" else None) as hub:
+    with FakeHub(cas=tmp_path / "cas" if request.param == "xet" else None, page_entries=2) as hub:
         hub.add_repo("org/set", content)
         (tmp_path / "scratch").mkdir()
         yield HubFiles("org/set", endpoint=hub.url, scratch=tmp_path / "scratch")

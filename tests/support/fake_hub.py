@@ -55,7 +55,9 @@ class FakeHub:
         lfs: LfsStorage | None = None,
         address: str = "127.0.0.1",
     ) -> None:
-        """Speak xet with the chunks in `cas` if given, otherwise to `lfs`; list trees by `page_entries`."""
+        """Speak xet with the chunks in `cas` if given, otherwise to `lfs`; list trees by `page_entries`,
+        beyond which the list of a repository's files is cut short, as that of a large one is.
+        """
         self.cas = cas
         self.page_entries = page_entries
         self.lfs = LfsStorage() if lfs is None else lfs
@@ -277,7 +279,8 @@ class FakeHub:
             "private": repo.private,
             "gated": "manual" if repo.gated else False,
             "siblings": [
-                {"rfilename": path, "size": blob.size} for path, blob in sorted(commit.tree.items())
+                {"rfilename": path, "size": blob.size}
+                for path, blob in sorted(commit.tree.items())[: self.page_entries]
             ],
             "lastModified": "2026-01-01T00:00:00.000Z",
         }
