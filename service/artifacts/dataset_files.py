@@ -114,7 +114,8 @@ class HubFiles:
         with self._reading():
             info = HfApi(**self._given).dataset_info(repo_id, revision=revision)
         self.revision = info.sha
-        self._fs = HfFileSystem(**self._given)
+        # An instance that is shared would keep the listings of every commit that a follower looks at.
+        self._fs = HfFileSystem(**self._given, skip_instance_cache=True)
         self._names: dict[str, dict[str, str]] = {}
         """What `names` returns, by folder."""
 
