@@ -166,7 +166,10 @@ def _is_complete(file: Path, source: FileSource) -> bool:
     """Return whether a file's writer has finished it."""
     if source.marker is not None and not file.with_name(file.name + source.marker).exists():
         return False
-    return not source.min_age_s or time.time() - file.stat().st_mtime >= source.min_age_s
+    stats = file.stat()
+    # A copy may have a time of another clock, in the future, at which it would be left out night after night.
+    changed_s = min(stats.st_mtime, stats.st_ctime)
+    return not source.min_age_s or time.time() - changed_s >= source.min_age_s
 
 
 def _files(folder: Path) -> Iterator[Path]:

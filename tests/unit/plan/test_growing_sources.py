@@ -91,6 +91,17 @@ def test_a_young_file_and_one_without_its_marker_wait(tmp_path: Path) -> None:
     assert ids(opened(tmp_path, marked)) == ["young.jsonl:0"]
 
 
+def test_a_file_whose_time_is_in_the_future_waits_no_longer_than_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, now = drop(tmp_path / "copied.jsonl"), time.time()
+    os.utime(file, (now + 1e9,) * 2)
+    source = {"kind": "file", "path": str(tmp_path), "min_age_s": 300}
+    assert ids(opened(tmp_path, source, may_be_empty=True)) == []
+    monkeypatch.setattr(time, "time", lambda: now + 600)
+    assert ids(opened(tmp_path, source)) == ["copied.jsonl:0"]
+
+
 def test_what_spark_has_not_committed_is_not_there(tmp_path: Path) -> None:
     drop(tmp_path / "_temporary" / "0" / "part-0.jsonl")
     drop(tmp_path / "part-0.jsonl")
