@@ -19,7 +19,9 @@ from uvicorn.server import ServerState
 from service.settings import Settings
 
 MAX_HEAD_BYTES = 65_536
-"""Limit on a request's first line and headers, not counting what the first read brought."""
+"""Limit on a request's first line and headers, and on what follows a part of its body, such as trailers; not
+counting what the read brought in which the request or the part began.
+"""
 MAX_HEADERS = 100
 LEAST_PART_BYTES = 16
 """The average size that a body's parts must have, with an allowance of `FREE_BYTES`."""
@@ -78,10 +80,9 @@ class Connection(HttpToolsProtocol):
             self._by_silence.move_to_end(self)
         self._data = data
         self._head_bytes += len(data)
-        if self._is_head and self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"the headers have more than {MAX_HEAD_BYTES} bytes")
-        else:
-            super().data_received(data)
+        super().data_received(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"headers or trailers have more than {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         """Begin a request; refuse a pipelined one, which would be held in memory until its turn."""
@@ -91,7 +92,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header or a trailer."""
+        """Take a header; ignore a trailer, which would pass for one that was checked."""
+        if not self._is_head:
+            return
         if len(self.headers) >= MAX_HEADERS:
             raise RequestRefused(f"the request has more than {MAX_HEADERS} headers")
         if name.lower() != b"upgrade":
@@ -120,6 +123,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body; refuse too many small ones, each of which costs as much as a large one."""
+        self._head_bytes = 0
         self._part_bytes = min(FREE_BYTES, self._part_bytes + len(body) - LEAST_PART_BYTES)
         if self._part_bytes < 0:
             raise RequestRefused(f"the chunks of the body have fewer than {LEAST_PART_BYTES} bytes")

@@ -128,6 +128,9 @@ COSTLY = {
     "requests ahead of answers": b"GET /jobs HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000,
     "many headers": b"GET /jobs HTTP/1.1\r\n" + b"a: b\r\n" * 2 * MAX_HEADERS,
     "a long header": b"GET /jobs HTTP/1.1\r\nX: " + b"x" * 16 * MAX_HEAD_BYTES,
+    "a long trailer": CHUNKED + b"1\r\n \r\n0\r\nX: " + b"x" * 16 * MAX_HEAD_BYTES,
+    "a long trailer without a body": CHUNKED + b"0\r\nX: " + b"x" * 16 * MAX_HEAD_BYTES,
+    "a long name of a chunk": CHUNKED + b"1;x=" + b"x" * 16 * MAX_HEAD_BYTES,
     "a length beside chunks": CHUNKED.replace(
         b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     ),
@@ -144,6 +147,14 @@ def test_a_request_that_costs_more_than_it_says_closes_its_connection(tmp_path: 
             connection.sendall(COSTLY[form])
         assert read_to_end(connection).count(b"HTTP/1.1 ") <= 2
         assert api.get("/healthz").status_code == 200
+
+
+def test_a_key_in_a_trailer_is_not_taken(tmp_path: Path):
+    (tmp_path / "admin").write_text("a" * 32)
+    sent = CHUNKED + b"2\r\n{}\r\n0\r\nAuthorization: Bearer " + b"a" * 32 + b"\r\n\r\n"
+    settings = api_settings(tmp_path, admin_key_file=tmp_path / "admin")
+    with serving(settings) as api, caller(api, sent) as sender:
+        assert sender.recv(65_536).startswith(b"HTTP/1.1 401 ")
 
 
 @pytest.mark.parametrize("offer", ["h2c", "websocket", "h2c, websocket"])
