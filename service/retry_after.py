@@ -10,7 +10,7 @@ def asked_wait_s(retry_after: str, longest_s: float) -> float | None:
     asked = retry_after.strip()
     if asked.isascii() and asked.isdigit():
         return min(float(asked), longest_s)
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         until = parsedate_to_datetime(asked).replace(tzinfo=UTC)
         return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), longest_s)
     return None

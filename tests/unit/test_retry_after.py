@@ -23,6 +23,7 @@ from service.retry_after import asked_wait_s
         ("\u00b2", None),
         ("soon", None),
         ("Sun, 99 Nov 1994 08:49:37 GMT", None),
+        ("Sun, 06 Nov 99999999999 08:49:37 GMT", None),
     ],
 )
 def test_a_number_or_a_date_is_a_wait(asked: str, wait_s: float | None) -> None:
