@@ -147,7 +147,7 @@ class FileSource(Repeatable):
 
     kind: Literal["file"]
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=NO_NUL)]
-    limit: int | None = Field(default=None, ge=1, description="take only the first rows")
+    limit: int | None = Field(default=None, ge=1, le=2**63 - 1, description="take only the first rows")
     min_age_s: int = Field(
         default=0, ge=0, le=2_592_000, description="leave out files changed within this many seconds"
     )
@@ -166,7 +166,7 @@ class HubSource(Repeatable):
     config: Name | None = None
     split: Name = "train"
     revision: Name | None = None
-    limit: int | None = Field(default=None, ge=1, description="take only the first rows")
+    limit: int | None = Field(default=None, ge=1, le=2**63 - 1, description="take only the first rows")
 
 
 class PostedSource(Wire):
