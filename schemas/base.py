@@ -1,10 +1,19 @@
 """The pydantic base of every value that crosses a boundary: frozen, and unknown fields are errors."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import CoreSchema, ValidationError, core_schema
 
 MAX_FIELDS = 128
@@ -85,6 +94,18 @@ class OpenEnum(StrEnum):
         kept = str.__new__(cls, name)
         kept._name_ = kept._value_ = name
         return kept
+
+
+def _in_utc(at: datetime) -> datetime:
+    try:
+        at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("in UTC it is outside the years 1 to 9999") from error
+    return at
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time with a zone that a database can hold in UTC."""
 
 
 def first_fault(error: ValidationError) -> str:

@@ -4,9 +4,9 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
-from schemas.base import OpenEnum, Wire
+from schemas.base import Moment, OpenEnum, Wire
 from schemas.job import Priority
 from schemas.names import SCHEDULE_NAME_PATTERN
 
@@ -70,7 +70,7 @@ class NewKey(Grants):
     """The body of `POST /keys`."""
 
     name: KeyName = Field(description="the owner of jobs and schedules; keys with the same name share them")
-    expires_at: AwareDatetime | None = None
+    expires_at: Moment | None = None
 
 
 class KeyView(NewKey):

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response, Security
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
-from schemas.base import Wire
+from schemas.base import Moment, Wire
 from schemas.keys import Scope
 from schemas.request import ExtractRequest
 from schemas.schedule import (
@@ -83,7 +83,7 @@ class SchedulesQuery(Wire):
 class RunsQuery(Wire):
     """Which page of a schedule's slots."""
 
-    before: AwareDatetime | None = Field(default=None, description="`next_before` of the previous page")
+    before: Moment | None = Field(default=None, description="`next_before` of the previous page")
     limit: int = Field(default=50, ge=1, le=1000)
 
 

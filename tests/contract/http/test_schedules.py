@@ -97,6 +97,11 @@ def test_a_bad_value_is_named(
     assert problem_of(api.post("/schedules", json=body | change), 422).field == field
 
 
+def test_slots_before_a_time_that_utc_does_not_have_are_refused(api: httpx2.Client, nightly: str) -> None:
+    runs = api.get(f"{nightly}/runs", params={"before": "0001-01-01T00:00:00+14:00"})
+    assert problem_of(runs, 422).field == "before"
+
+
 def test_a_request_that_cannot_be_carried_out_is_refused_when_it_is_given(
     api: httpx2.Client, body: dict[str, Any]
 ) -> None:
