@@ -26,7 +26,7 @@ def add(
 ) -> ScheduleView:
     """Add a schedule if its request could be submitted now; the request is checked within `turn`.
 
-    Raises Conflict if its name is taken, and what `submit` raises.
+    Raises what `schedules.add` raises, and what `submit` raises.
     """
     check_room(settings)
     check(schedule.request, settings, turn, of_schedule=True)

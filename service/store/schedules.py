@@ -30,8 +30,8 @@ from schemas.schedule import (
     ScheduleView,
 )
 from schemas.source import PostedSource
-from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError
-from service.store import captured_samples, jobs, runs
+from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError, QuotaExceeded
+from service.store import captured_samples, jobs, runs, spools
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.migration import check_behind_lock, check_write
@@ -42,6 +42,8 @@ from service.store.transitions import lock_job
 from service.store.values import NewJob
 
 SLOTS_SHOWN = 5
+MAX_OF_OWNER = 1000
+"""Maximum number of schedules of a key's owner: no quota counts their requests, of up to 2 MiB each."""
 
 Which = int | str
 """A schedule's number, which is never reused, or its name, which another schedule may take at any time."""
@@ -62,8 +64,14 @@ class _Schedule:
 
 
 def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> ScheduleView:
-    """Add a schedule; its first slot is the next one from now. Raises Conflict if its name is taken."""
+    """Add a schedule; its first slot is the next one from now.
+
+    Raises Conflict if its name is taken, QuotaExceeded if its owner has too many.
+    """
     rules = schedule.rules()
+    if owner is not None and len(spools.of_owner(tx, owner)) >= MAX_OF_OWNER:
+        detail = f"{owner} has {MAX_OF_OWNER} schedules, the most that an owner may have"
+        raise QuotaExceeded(detail, field="Authorization", cure="delete one")
     new = tx.insert(SCHEDULE).values(
         number=secrets.randbits(63),
         name=schedule.name,

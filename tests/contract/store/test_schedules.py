@@ -9,7 +9,7 @@ from sqlalchemy import update
 from schemas.job import JobState
 from schemas.schedule import NewSchedule, RunOutcome, ScheduleChange, ScheduleState
 from service.control import scheduling
-from service.errors import Conflict, NotFound
+from service.errors import Conflict, NotFound, QuotaExceeded
 from service.settings import Settings
 from service.store import Store, deletion, jobs, runs, schedules
 from service.store.tables import JOB
@@ -69,6 +69,19 @@ def test_a_name_is_given_once(store: Store) -> None:
     store.write(schedules.add, schedule())
     with pytest.raises(Conflict, match="hourly"):
         store.write(schedules.add, schedule(cron="1 * * * *"))
+
+
+def test_an_owner_has_so_many_schedules_and_the_operator_any_number(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "MAX_OF_OWNER", 2)
+    for owner in ("a", None):
+        for number in range(2):
+            store.write(schedules.add, schedule(name=f"{owner}-{number}".lower()), owner)
+    with pytest.raises(QuotaExceeded):
+        store.write(schedules.add, schedule(name="more"), "a")
+    for owner in ("b", None):
+        store.write(schedules.add, schedule(name=f"{owner}-more".lower()), owner)
 
 
 @pytest.mark.parametrize(
