@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, HTTPException, Query, Request, Response, Security
 from fastapi.responses import FileResponse
@@ -46,6 +47,7 @@ OneRange = Annotated[
     ),
 ]
 
+PART: dict[int | str, dict[str, Any]] = {206: {"description": "the requested range"}}
 
 ANY = problem_responses(401, 403, 429)
 reading, changing = (
@@ -230,9 +232,9 @@ async def list_units(
     "/{job_id}/manifest",
     dependencies=NO_QUERY,
     response_class=FileResponse,
-    responses={200: {"model": Manifest}, **problem_responses(404, 409, 422)},
+    responses={200: {"model": Manifest}, **PART, **problem_responses(404, 409, 416, 422)},
 )
-def read_manifest(job: JobOf, settings: SettingsOf) -> FileResponse:
+def read_manifest(job: JobOf, settings: SettingsOf, part: OneRange = None) -> FileResponse:
     """Return the manifest of a completed job, as stored in the dataset."""
     if job.state is not JobState.COMPLETED:
         raise IllegalMove(
@@ -241,14 +243,14 @@ def read_manifest(job: JobOf, settings: SettingsOf) -> FileResponse:
     path = settings.dataset_dir(job.id) / manifest_path(job.id)
     if not path.is_file():
         raise NotFound(f"the dataset of job {job.id} is no longer on this machine", field="job_id")
-    return FileResponse(path, media_type="application/json")
+    return _sent(path, "application/json", part)
 
 
 @reading.get(
     "/{job_id}/files/{path:path}",
     dependencies=NO_QUERY,
     response_class=FileResponse,
-    responses={206: {"description": "the requested range"}, **problem_responses(404, 416, 422)},
+    responses={**PART, **problem_responses(404, 416, 422)},
 )
 def read_file(job: JobOf, store: StoreOf, settings: SettingsOf, path: str, part: OneRange = None) -> Response:
     """Return a file of the dataset, or a range of it, from the data folder.
@@ -266,9 +268,14 @@ def read_file(job: JobOf, store: StoreOf, settings: SettingsOf, path: str, part:
     if not is_there:
         cure = "GET /jobs/{job_id}/units says which files there are, and whether the folder has them"
         raise NotFound(f"the data folder holds no such file of job {job.id}", field="path", cure=cure)
+    return _sent(file, "application/octet-stream", part)
+
+
+def _sent(file: Path, media_type: str, part: str | None) -> FileResponse:
+    """Return a file or a range of it. Raises HTTPException."""
     if part is not None:
         _check_range(part, file.stat().st_size)
-    return FileResponse(file, media_type="application/octet-stream")
+    return FileResponse(file, media_type=media_type)
 
 
 def _check_range(part: str, num_bytes: int) -> None:

@@ -287,6 +287,10 @@ def test_a_manifest_is_sent_as_it_stands_once_the_job_is_complete(
     response = api.get(f"/jobs/{job.id}/manifest")
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
     assert response.content == b'{"complete": true}'
+    for part, status in (("bytes=0-0", 206), ("bytes=18-", 416), ("bytes=0-0,2-2", 422), ("lines=1", 422)):
+        answer = api.get(f"/jobs/{job.id}/manifest", headers={"Range": part})
+        assert answer.status_code == status
+        assert status == 206 or problem_of(answer, status).detail
 
 
 def test_the_folder_of_units_is_whole_where_the_data_folder_is_named_from_here(
