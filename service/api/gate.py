@@ -8,7 +8,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.job import Problem
-from service.api.problems import http_problem, problem_response
+from service.api.problems import METHODS, http_problem, problem_response
 from service.control.budget import Budget, Taken
 from service.errors import CallerRefused, QuotaExceeded
 from service.settings import Settings
@@ -17,8 +17,6 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PROBES = frozenset({"/healthz", "/readyz"})
 """Probes call these by IP address, and they reveal nothing about jobs."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-METHODS = READING | {"POST", "PUT", "PATCH", "DELETE"}
-"""Others are refused before the metrics count them by name."""
 SMALL_BODY_BYTES = 65_536
 """FastAPI reads a body parameter on the event loop, before the caller is authenticated."""
 PART_BYTES = 65_536
@@ -51,7 +49,7 @@ class Gate:
         receive, send = self._guarded(scope, receive, send)
         if scope["method"] not in METHODS:
             refused = http_problem(405, f"{scope['method']} is no method of this service")
-            allow = {"Allow": ", ".join(sorted(METHODS))}
+            allow = {"Allow": ", ".join(METHODS)}
             await problem_response(refused, allow)(scope, receive, send)
         elif (problem := self._refusal(scope, limited.max_body_size)) is not None:
             await problem_response(problem)(scope, receive, send)

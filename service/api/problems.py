@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from schemas.job import PROBLEM_MEDIA_TYPE, Problem
 from service.control.request_body import invalid
@@ -22,6 +23,8 @@ HEADERS = {
     503: {"Retry-After": "10"},
     507: {"Retry-After": "60"},
 }
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+"""Others are refused before the metrics count them by name."""
 _TITLES = {413: "Content too large", 500: "Internal error"}
 _CURES = {
     405: "use one of the methods in the Allow header",
@@ -101,7 +104,17 @@ def invalid_parameters(error: RequestValidationError) -> RequestError:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     error = cast(HTTPException, error)
-    return problem_response(http_problem(error.status_code, error.detail), error.headers)
+    headers = error.headers
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {"Allow": ", ".join(_methods_of(request))}  # the framework names those of one route
+    return problem_response(http_problem(error.status_code, error.detail), headers)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Return the methods that some route takes at a request's path."""
+    asked = ({**request.scope, "method": method} for method in METHODS)
+    routes = request.app.routes
+    return [one["method"] for one in asked if any(route.matches(one)[0] is Match.FULL for route in routes)]
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ import httpx2
 from schemas.job import JobState, JobSummary
 from service.errors import EngineDied, EngineRefused
 from service.store import Store, hosts, jobs, totals, units, workers
-from tests.support.api import api_settings, complete, problem_of, serving
+from tests.support.api import UNKNOWN, api_settings, complete, problem_of, serving
 from tests.support.store_cases import IDENTITY, OWNER, TTL_S, job_id, lease_unit, start_units
 
 
@@ -93,6 +93,12 @@ def test_what_is_nowhere_and_what_is_done_wrongly_are_problems_too(api: httpx2.C
     assert problem_of(api.get("/nowhere"), 404).type == "urn:quarry:not-found"
     wrong = api.delete("/jobs")
     assert problem_of(wrong, 405).type == "urn:quarry:method-not-allowed"
-    assert wrong.headers["allow"] == "GET"
+    assert wrong.headers["allow"] == "GET, HEAD"
+    for path, allowed in (
+        (f"/jobs/{UNKNOWN}", "DELETE, GET, HEAD, PATCH"),
+        ("/schedules", "GET, HEAD, POST"),
+        (f"/jobs/{UNKNOWN}/consumers/a", "DELETE, PUT"),
+    ):
+        assert api.options(path).headers["allow"] == allowed
     for path in ("/docs", "/redoc", "/jobs/"):  # a redirect to /jobs would name the scheme that came here
         problem_of(api.get(path), 404)

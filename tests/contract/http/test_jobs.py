@@ -217,14 +217,15 @@ def test_an_answer_ends_with_its_last_byte(api: httpx2.Client, settings: Setting
 def test_a_head_says_what_a_get_would_send(
     api: httpx2.Client, settings: Settings, store: Store, job: JobSummary
 ):
-    """Of probes, of files and of the manifest; of an event stream it would not end."""
+    """Of probes, lists, files and the manifest; of an event stream it would not end."""
     complete(store, job.id)
     folder = settings.dataset_dir(job.id)
     for name in ("shard", manifest_path(job.id)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(bytes(2**20))
     of_job = (f"/jobs/{job.id}/files/shard", f"/jobs/{job.id}/files/none", f"/jobs/{job.id}/manifest")
-    for path in ("/healthz", "/readyz", f"/jobs/{job.id}", *of_job):
+    others = ("/schedules", "/keys", "/workers", f"/jobs/{job.id}/consumers")
+    for path in ("/healthz", "/readyz", f"/jobs/{job.id}", *others, *of_job):
         asked, headed = (api.request(method, path) for method in ("GET", "HEAD"))
         assert (headed.status_code, headed.content) == (asked.status_code, b""), path
         for name in ("content-length", "content-type"):
