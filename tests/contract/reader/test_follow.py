@@ -296,7 +296,7 @@ def test_a_folder_that_cannot_be_listed_for_a_moment_is_waited_for(
     monkeypatch.setattr(published, "LOOK_S", 0.01)
     followed.capture(UNITS)
     followed.complete()
-    answers, listed = [True, False], LocalFiles.manifests
+    answers, listed = [False, True, False], LocalFiles.manifests  # to look for it, and to read it
 
     def manifests(files: LocalFiles) -> list[str]:
         if answers and not answers.pop():
