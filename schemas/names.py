@@ -33,6 +33,8 @@ PRIVATE_FOLDER = ".quarry"
 
 MAX_RANKS = 64
 """Of one engine: each writes a shard of a unit."""
+MAX_FOLDER_FILES = 10_000
+"""Files of one folder of a repository: the Hub refuses every commit that would add more."""
 MAX_COMMIT_FILES = 100
 """Files of one commit to the Hub, which answers within its minute up to about this many."""
 

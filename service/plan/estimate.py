@@ -13,7 +13,7 @@ from service.plan.child.process import tokenizing
 from service.plan.child.task import Purpose, Task
 from service.plan.content_hashes import SeenHashes
 from service.plan.model_folder import ModelFolder
-from service.plan.planner import unit_bounds
+from service.plan.planner import check_folder, unit_bounds
 from service.plan.sources import open_source
 from service.plan.target import fetch_target, target_of
 from service.plan.units import PlannedSample, plan_units
@@ -37,7 +37,7 @@ def estimate_request(
     located = fetch_target(request, settings)
     source = open_source(request.source, settings, labels=request.labels, document=document)
     task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, source)
-    samples = rejected = tokens = shards = 0
+    samples = rejected = tokens = shards = files = 0
     in_turns = _RowATurn()
     with tokenizing(task, settings, watch) as child:
         target = target_of(request, located or ModelFolder(Path(request.model)), child.opening().config)
@@ -48,6 +48,8 @@ def estimate_request(
             tokens += sum(sample.most_tokens for sample in draft.samples)
             in_turns.add(draft.samples)
             shards += bool(draft.samples)
+            files += min(settings.tensor_parallel_size, len(draft.samples))
+            check_folder(request, files)
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
     # Each shard has an index; the job has a final norm, counts, manifest and card.

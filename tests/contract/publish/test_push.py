@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from schemas.request import HubTarget
+from service.errors import OptionRefused
+from service.publish.publisher import publish_folder
+from service.settings import Settings
 from tests.support.desk import READ_TOKEN, REPO, TOKEN, Desk, etags
 from tests.support.finished_job import (
     JOB,
@@ -42,6 +46,16 @@ def test_a_job_becomes_one_commit_that_holds_exactly_its_folder(desk: Desk) -> N
     assert desk.titles() == [f"Add {JOB}"]
     assert desk.pushed() == etags(desk.dataset)
     assert desk.repo.private
+
+
+def test_more_shards_than_a_folder_of_a_repository_takes_are_refused_before_a_byte_is_sent(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.publish.push.MAX_FOLDER_FILES", 0)
+    settings = Settings(hub_endpoint=desk.hub.url, hub_token=TOKEN)
+    with pytest.raises(OptionRefused, match="shards") as refusal:
+        publish_folder(desk.dataset, HubTarget(repo_id=REPO), settings)
+    assert (refusal.value.field, dict(desk.hub.calls)) == ("storage.shard_bytes", {})
 
 
 def test_pushing_again_makes_no_commit_and_uploads_nothing(desk: Desk) -> None:

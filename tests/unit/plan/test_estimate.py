@@ -7,7 +7,7 @@ import pytest
 
 from schemas.dataset.entries import FileEntry
 from schemas.request import ExtractRequest
-from service.errors import SourceRefused
+from service.errors import OptionRefused, SourceRefused
 from service.plan.estimate import estimate_request
 from service.publish.push import early_batches
 from service.settings import Settings
@@ -76,13 +76,18 @@ def test_answers_are_counted_at_their_longest(tmp_path: Path) -> None:
     assert estimate.tokens == 351 + 4 * 10
 
 
-def test_the_commits_are_those_that_the_publisher_makes(tmp_path: Path) -> None:
+def test_the_commits_are_those_that_the_publisher_makes_while_the_hub_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = [{"token_ids": [i]} for i in range(120)]
     request = a_request(tmp_path, source={"kind": "inline", "samples": samples}, hub={"repo_id": "org/set"})
     settings = Settings(model_roots=(tmp_path,), unit_max_samples=1)
     estimate = estimate_request(request, settings)
     files = [FileEntry(path=str(i), sha256="0" * 64, bytes=1) for i in range(2 * estimate.shards + 2)]
     assert estimate.shards == 120 and estimate.commits == len(early_batches(files)) + 1
+    monkeypatch.setattr("service.plan.planner.MAX_FOLDER_FILES", 119)
+    with pytest.raises(OptionRefused, match="more than 119 shards"):
+        estimate_request(request, settings)
 
 
 def test_an_estimate_meets_the_errors_of_the_job(tmp_path: Path) -> None:

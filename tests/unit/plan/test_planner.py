@@ -18,6 +18,8 @@ from tests.support import templates
 from tests.support.store_cases import Clock
 from tests.unit.plan.house import BYTES_PER_TOKEN, JOB, House
 
+REPO = {"repo_id": "org/states"}
+
 
 def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
     house.submit()
@@ -67,6 +69,27 @@ def test_more_units_than_names_have_digits_for_fail_the_job(
     problem = house.job().problem
     assert problem is not None and problem.field == "storage.shard_bytes"
     assert house.job().state is JobState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hub", "state"),
+    [(1, REPO, JobState.RUNNING), (2, REPO, JobState.FAILED), (2, None, JobState.RUNNING)],
+)
+def test_more_shards_than_a_folder_of_a_repository_takes_fail_a_job_that_is_pushed(
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    hub: dict[str, str] | None,
+    state: JobState,
+) -> None:
+    """Each rank of the engine writes a shard of a unit, of which there are three."""
+    monkeypatch.setattr("service.plan.planner.MAX_FOLDER_FILES", 3)
+    house.settings = house.settings.model_copy(update={"tensor_parallel_size": ranks})
+    house.submit(hub=hub)
+    house.plan()
+    job = house.job()
+    assert job.state is state
+    assert job.problem is None or job.problem.field == "storage.shard_bytes"
 
 
 def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path) -> None:
