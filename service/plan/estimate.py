@@ -13,10 +13,10 @@ from service.plan.child.process import tokenizing
 from service.plan.child.task import Purpose, Task
 from service.plan.content_hashes import SeenHashes
 from service.plan.model_folder import ModelFolder
-from service.plan.planner import check_folder, unit_bounds
+from service.plan.planner import unit_bounds
 from service.plan.sources import open_source
 from service.plan.target import fetch_target, target_of
-from service.plan.units import PlannedSample, plan_units
+from service.plan.units import PlannedSample, check_folder, plan_units
 from service.settings import Settings
 
 
@@ -49,7 +49,8 @@ def estimate_request(
             in_turns.add(draft.samples)
             shards += bool(draft.samples)
             files += min(settings.tensor_parallel_size, len(draft.samples))
-            check_folder(request, files)
+            if request.hub is not None:
+                check_folder(files)
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
     # Each shard has an index; the job has a final norm, counts, manifest and card.

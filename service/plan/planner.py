@@ -13,14 +13,7 @@ from schemas.dataset.seal import make_folder, sealing
 from schemas.digest import canonical_sha256
 from schemas.generate import CapturePasses, Generate
 from schemas.identity import Identity
-from schemas.names import (
-    MAX_FOLDER_FILES,
-    MAX_UNITS,
-    frozen_source_path,
-    is_local_model,
-    known_hashes_path,
-    posted_path,
-)
+from schemas.names import MAX_UNITS, frozen_source_path, is_local_model, known_hashes_path, posted_path
 from schemas.request import ExtractRequest
 from schemas.schedule import ChangedRecipe
 from schemas.source import PostedSource
@@ -42,7 +35,7 @@ from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_plan import packed
-from service.plan.units import UnitBounds, UnitDraft, plan_units
+from service.plan.units import UnitBounds, UnitDraft, check_folder, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, runs, spools
 from service.work.keeper import Keeper, Kept
@@ -127,7 +120,8 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
             watch()
             if draft.samples:
                 num_shards += min(settings.tensor_parallel_size, len(draft.samples))
-                check_folder(request, num_shards)
+                if request.hub is not None:
+                    check_folder(num_shards)
                 _add_unit(lease, store, unit, draft)
             else:
                 rest = draft
@@ -282,14 +276,6 @@ def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> 
         answer_tokens=request.generate.longest_answer if request.generate else 0,
         duplicates=request.duplicates,
     )
-
-
-def check_folder(request: ExtractRequest, num_shards: int) -> None:
-    """Refuse a job whose repository would not take all of its shards. Raises OptionRefused."""
-    if request.hub is not None and num_shards > MAX_FOLDER_FILES:
-        detail = f"the job would push more than {MAX_FOLDER_FILES} shards, which the Hub refuses in a folder"
-        cure = "make the shards larger, or split the source: each job, and each 'part', has its own folder"
-        raise OptionRefused(detail, field="storage.shard_bytes", cure=cure)
 
 
 def _add_unit(lease: PlanLease, store: Store, unit: int, draft: UnitDraft) -> None:

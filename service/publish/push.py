@@ -20,17 +20,11 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import Manifest
-from schemas.names import (
-    FINAL_NORM_PATH,
-    MAX_COMMIT_FILES,
-    MAX_FOLDER_FILES,
-    job_folders,
-    manifest_path,
-    token_freq_path,
-)
+from schemas.names import FINAL_NORM_PATH, MAX_COMMIT_FILES, job_folders, manifest_path, token_freq_path
 from schemas.request import HubTarget
 from service.artifacts.repository import BRANCH, Patience, Repository
-from service.errors import DatasetBroken, OptionRefused
+from service.errors import DatasetBroken
+from service.plan.units import check_folder
 from service.publish.assemble import read_manifest
 from service.publish.card import states_config
 from service.publish.others import OtherJobs
@@ -84,10 +78,7 @@ class JobPush:
         self._manifest = read_manifest(dataset / manifest_path(job_id))
         self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
         _refuse_strangers(self._manifest, job_id, self._files)
-        if len(self._manifest.shards) > MAX_FOLDER_FILES:
-            detail = f"{job_id} has {len(self._manifest.shards)} shards"
-            cure = f"capture larger shards, or parts: the Hub takes {MAX_FOLDER_FILES} files in a folder"
-            raise OptionRefused(detail, field="storage.shard_bytes", cure=cure)
+        check_folder(len(self._manifest.shards))
         self._entry = JobEntry.of(self._manifest, (dataset / manifest_path(job_id)).read_bytes())
         self._own = self._entry.manifest
         self._norm = next(entry for entry in self._files if entry.path == FINAL_NORM_PATH)

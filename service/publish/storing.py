@@ -13,6 +13,7 @@ from service.artifacts.repository import BRANCH, Patience, Repository
 from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_paths, sealed_files
 from service.errors import HubLimited, OptionRefused, WriteFailed, writing
 from service.host import host_of
+from service.plan.units import check_folder
 from service.publish.card import BegunJob
 from service.publish.extras import write_final_norm
 from service.publish.others import OtherJobs
@@ -62,6 +63,9 @@ def _store(
     hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
     is_home = lease.item == HOME
     made = store.read(commits.waiting, lease.job_id, lease.item, storing.FULL_FILES)
+    # The planner's host may not know how many ranks the engines here have.
+    num_units = store.read(jobs.job, lease.job_id).progress.units_planned
+    check_folder(num_units * min((len(unit.shards) for unit in made), default=0))
     dataset, elsewhere = settings.dataset_dir(lease.job_id), {}
     if not is_home:  # scratch, which only this host reads
         dataset = settings.work_root / lease.job_id
