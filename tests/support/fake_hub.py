@@ -55,9 +55,7 @@ class FakeHub:
         lfs: LfsStorage | None = None,
         address: str = "127.0.0.1",
     ) -> None:
-        """Speak xet with the chunks in `cas` if given, otherwise to `lfs`; list trees by `page_entries`,
-        beyond which the list of a repository's files is cut short, as that of a large one is.
-        """
+        """Speak xet with the chunks in `cas` if given, otherwise to `lfs`; list by `page_entries`."""
         self.cas = cas
         self.page_entries = page_entries
         self.lfs = LfsStorage() if lfs is None else lfs
@@ -273,15 +271,13 @@ class FakeHub:
 
     async def _info(self, request: Request) -> Response:
         repo, commit = self._at(request)
+        listed = sorted(commit.tree.items())[: self.page_entries]  # of many files this answer leaves some out
         about = {
             "id": repo.id,
             "sha": commit.oid,
             "private": repo.private,
             "gated": "manual" if repo.gated else False,
-            "siblings": [
-                {"rfilename": path, "size": blob.size}
-                for path, blob in sorted(commit.tree.items())[: self.page_entries]
-            ],
+            "siblings": [{"rfilename": path, "size": blob.size} for path, blob in listed],
             "lastModified": "2026-01-01T00:00:00.000Z",
         }
         return JSONResponse(about)
