@@ -1,0 +1,143 @@
+"""On PostgreSQL two transactions that lock the same rows do so in one order, and neither deadlocks."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Select, select, update
+
+from schemas.job import JobState
+from service.errors import EngineDied, EngineRefused, Outcome
+from service.store import (
+    HOME,
+    Store,
+    TaskState,
+    hosts,
+    jobs,
+    publishing,
+    storing,
+    tasks,
+    units,
+    workers,
+)
+from service.store.tables import HOST, JOB, TASK, WORKER
+from tests.support.store_cases import (
+    OWNER,
+    PROBLEM,
+    TTL_S,
+    Clock,
+    commit,
+    job_id,
+    lease_publish,
+    lease_unit,
+    start_units,
+)
+
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+pytestmark = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+
+
+def behind(database: Store, rows: Select[Any], *acts: Callable[[], object]) -> list[object]:
+    """Lock rows until every act waits, one after the other; return what they return."""
+    with ThreadPoolExecutor(len(acts)) as beside:
+        with database.writing() as tx:
+            tx.connection.execute(rows.with_for_update())
+            running = []
+            for act in acts:
+                running.append(beside.submit(act))
+                while tx.connection.exec_driver_sql(WAITING).scalar() != len(running):
+                    assert not any(one.done() for one in running)
+        return [one.result(60) for one in running]
+
+
+def test_a_unit_that_ends_its_job_and_the_extension_of_its_workers_leases_both_succeed(
+    store: Store, database: Store
+) -> None:
+    """1. The end of the second unit waits for the workers. 2. Both leases are extended. 3. Both end."""
+    start_units(store, units=2)
+    leases = [lease_unit(store) for _ in range(2)]
+    store.write(workers.beat, OWNER, TTL_S)
+    pass_on = partial(store.write, workers.pass_on, leases[1], EngineRefused("why"), 3600.0)
+    extend = partial(store.write, tasks.extend, leases, TTL_S)
+    assert behind(database, select(WORKER), pass_on, extend) == [None, leases]
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
+
+
+def test_the_end_of_a_unit_and_of_its_worker_both_succeed(store: Store, database: Store) -> None:
+    """Of units 9 and 10, of which 9 comes last by its subject, and was leased last."""
+    start_units(store, units=11)
+    leases = [lease_unit(store) for _ in range(11)]
+    store.write(tasks.release, leases[9])
+    leases[9] = lease_unit(store)
+    for lease in leases[:9]:
+        store.write(tasks.release, lease)
+    release = partial(store.write, tasks.release, leases[9])
+    ninth = select(TASK).where(TASK.c.item == 9)
+    behind(database, ninth, release, partial(store.write, tasks.release_owner, OWNER))
+    assert {row.state for row in store.read(units.of_job, job_id(1))} == {TaskState.PENDING}
+
+
+def test_a_beat_that_removes_a_worker_that_is_gone_and_the_death_of_another_one_both_succeed(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. A beat waits for its host. 2. A death locks all workers. 3. The beat removes one of these."""
+    store.write(hosts.register, "0" * 32, "host", is_home=True)
+    start_units(store)
+    lease = lease_unit(store, "b")
+    for owner in ("a", "b", "c"):
+        store.write(workers.beat, owner, TTL_S)
+    clock.advance((workers.GONE + 1) * TTL_S)
+    beat = partial(store.write, workers.beat, "d", TTL_S)
+    how = {"rest_s": 3600.0, "alone": False, "sound": False}
+    death = partial(store.write, workers.engine_died, lease, EngineDied("why"), **how)
+    behind(database, select(HOST), beat, death)
+
+
+def test_a_host_that_stores_its_last_unit_while_it_is_given_up_leaves_a_job_that_is_published(
+    store: Store, database: Store
+) -> None:
+    """1. The host's last commit to the repository ends. 2. It is given up meanwhile, with nothing left."""
+    store.write(hosts.register, "0" * 32, "home", is_home=True)
+    far = store.write(hosts.register, "1" * 32, "far", is_home=False)
+    start_units(store, units=1, repo_id="org/data")
+    lease = units.lease(store, OWNER, TTL_S, host=far)
+    assert lease is not None
+    commit(store, lease)
+    storer = storing.lease(store, OWNER, TTL_S, far)
+    assert storer is not None
+    stored = partial(store.write, storing.stored, storer, [0])
+    assert behind(database, select(JOB), stored, partial(store.write, hosts.forget, "1" * 32)) == [None, 0]
+    store.write(publishing.complete, lease_publish(store), "c0ffee")
+
+
+def test_a_storing_that_fails_its_job_and_the_extension_of_its_workers_leases_both_succeed(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. The leases are extended. 2. A storing fails. 3. Both wait for a unit of the job, in this order."""
+    start_units(store, units=2, repo_id="org/data")
+    commit(store, lease_unit(store))
+    unit = lease_unit(store)
+    clock.advance(storing.LATEST.total_seconds())
+    storer = storing.lease(store, "storer", TTL_S)
+    assert storer is not None
+    extend = partial(store.write, tasks.extend, [unit, storer], TTL_S)
+    fail = partial(store.write, tasks.fail, storer, PROBLEM, Outcome.FAIL, 1)
+    assert behind(database, select(TASK).where(TASK.c.item == unit.item), extend, fail) == [[], None]
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
+
+
+def test_a_disk_that_fills_waits_for_no_job_as_who_gives_up_its_host_locks_them_in_order(
+    store: Store, database: Store
+) -> None:
+    for number in (1, 2):
+        start_units(store, units=2, number=number, repo_id="org/data")
+        commit(store, lease_unit(store, job=job_id(number)))
+    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
+    with database.writing() as tx:
+        first = select(TASK).where(TASK.c.kind == "store", TASK.c.job_id == job_id(1))
+        tx.connection.execute(first.with_for_update())
+        store.write(storing.hasten, HOME)
+    lease = storing.lease(store, OWNER, TTL_S)
+    assert lease is not None and lease.job_id == job_id(2)
