@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from service.errors import TemplateRefused, UnknownModel
 from service.plan.child.task import Step
-from service.report.sample_text import UNLOADABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +120,19 @@ class TextTokenizer:
 
 
 def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is not typed
+    config = folder / "tokenizer_config.json"
     try:
         from transformers import AutoTokenizer
 
-        config = folder / "tokenizer_config.json"
         if config.is_file() and "fast_tokenizer_files" in json.loads(config.read_bytes()):
             # They may be anywhere, and are not covered by the identity.
-            raise ValueError("'fast_tokenizer_files' in its tokenizer_config.json is not read")
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except UNLOADABLE as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        detail = f"the tokenizer of {model!r} cannot be loaded: {reason}"
-        cure = "give a model with a tokenizer that transformers loads without remote code"
-        raise UnknownModel(detail, field="model", cure=cure) from error
+            reason = "'fast_tokenizer_files' in its tokenizer_config.json is not read"
+        else:
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the library raises Exception itself, too
+        reason = " ".join(str(error).split("\n")[:2])  # the second line names a config's fault
+    detail = f"the tokenizer of {model!r} cannot be loaded: {reason}"
+    cure = "give a model with a tokenizer that transformers loads without remote code"
+    raise UnknownModel(detail, field="model", cure=cure)

@@ -21,12 +21,6 @@ Decode = Callable[[list[int]], str]
 _UNFINISHED = "\ufffd"
 _CONTEXT_TOKENS = 4
 
-UNLOADABLE = (
-    *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),
-    *(ArithmeticError, RecursionError),
-)
-"""What transformers raises on a tokenizer that it cannot load."""
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -47,7 +41,9 @@ def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except UNLOADABLE as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the library raises Exception itself, too
         return str(error).strip().split("\n", 1)[0]
 
     def decode(ids: list[int]) -> str:

@@ -167,6 +167,17 @@ def test_a_tokenizer_that_panics_is_an_unknown_model(shop: Shop, charsmap: str) 
     assert caught.value.field == "model" and caught.value.cure
 
 
+def test_a_tokenizer_or_config_that_contradicts_itself_is_an_unknown_model(shop: Shop) -> None:
+    """The library of tokenizers raises Exception itself, and that of configs an error of its own."""
+    with pytest.raises(UnknownModel, match=r"cannot be loaded: .*out of vocabulary"):
+        estimate_with(shop, model={"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]})
+    config = json.loads((shop.model / "config.json").read_text())
+    config |= {"model_type": "qwen3", "layer_types": ["full_attention"]}
+    (shop.model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnknownModel, match=r"cannot be loaded: .*`num_hidden_layers`.* must be equal"):
+        estimate_with(shop)
+
+
 def test_a_tokenizer_that_never_ends_is_an_unknown_model(shop: Shop) -> None:
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
     with pytest.raises(UnknownModel, match="CPU time at row 0") as caught:
