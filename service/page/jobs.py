@@ -10,7 +10,7 @@ from pydantic import Field
 from schemas.dataset.manifest import CanaryReport
 from schemas.job import JobState
 from schemas.keys import Scope
-from service.api.routes.jobs import JobsQuery, PageQuery, list_jobs, list_rejects
+from service.api.routes.jobs import JobsQuery, PageQuery, list_jobs, reject_page
 from service.api.routes.resources import CallerOf, JobOf, StoreOf
 from service.page.answers import page
 from service.page.progress import rates
@@ -60,7 +60,7 @@ def rejects_page(
     request: Request, store: StoreOf, job: JobOf, query: Annotated[ListQuery, Query()]
 ) -> Response:
     """Show which samples are not in the dataset, and why."""
-    return page(request, "rejects.html", job=job, listed=list_rejects(job, store, query))
+    return page(request, "rejects.html", job=job, listed=reject_page(job, store, query))
 
 
 def job_context(tx: Transaction, job: JobRow) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from service.api.routes.resources import BudgetOf, CallerOf, FeedOf, JobOf, Sett
 from service.control.budget import Turn
 from service.control.deletion import delete_job
 from service.errors import CallerRefused, IllegalMove, KeyRefused, NotFound, StoreUnavailable
-from service.store import commits, jobs
+from service.store import JobRow, Store, commits, jobs
 
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
@@ -287,9 +287,22 @@ def _check_range(part: str, num_bytes: int) -> None:
         raise HTTPException(416, detail, {"Content-Range": f"bytes */{num_bytes}"})
 
 
-@reading.get("/{job_id}/rejects", responses=problem_responses(404, 422))
-def list_rejects(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> RejectPage:
+@reading.get(
+    "/{job_id}/rejects",
+    response_class=Response,
+    responses={200: {"model": RejectPage}, **problem_responses(404, 422)},
+)
+async def list_rejects(
+    job: JobOf, store: StoreOf, asks: CallerOf, budget: BudgetOf, query: Annotated[PageQuery, Query()]
+) -> Response:
     """List the rejected samples, by their position in the source."""
+    async with budget.turn(asks.owner, Turn.DOWNLOAD):  # ten thousand of them may take 40 MB
+        document = await run_in_threadpool(lambda: reject_page(job, store, query).model_dump_json())
+        return Response(document, media_type="application/json")
+
+
+def reject_page(job: JobRow, store: Store, query: PageQuery) -> RejectPage:
+    """Return a page of a job's rejects."""
     rejects = store.read(commits.rejects, job.id, after=query.after, limit=query.limit)
     positions = sorted({reject.position for reject in rejects})
     next_after = positions[-1] if len(positions) == query.limit else None

@@ -17,7 +17,7 @@ from service.api.routes import extract, jobs as job_routes
 from service.control.budget import BODIES_HELD, TURNS, Budget, Turn
 from service.plan.child.process import Child
 from service.settings import Settings
-from service.store import jobs
+from service.store import commits, jobs
 from tests.support.api import (
     Looks,
     api_settings,
@@ -213,6 +213,30 @@ def test_bodies_and_answers_of_one_owner_are_bounded_in_bytes(
         assert api.get(f"/jobs/{job_a}", headers=a).status_code == 200
         assert len(api.get(f"/jobs/{job_b}/request", headers=b).content) > 900_000
         assert api.post("/extract", json=large(model), headers=b).status_code == 202
+
+
+def test_pages_of_rejects_of_one_owner_are_made_few_at_a_time(
+    served: tuple[FastAPI, httpx2.Client], model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A's requests wait for each other; B's goes past them."""
+    _, api = served
+    a, b = (key_of(api, name, model) for name in ("team-a", "team-b"))
+    jobs_of = [api.post("/extract", json=job_body(model), headers=key).json()["id"] for key in (a, b)]
+    begun, may_end, quick = [], threading.Event(), commits.rejects
+
+    def slow(tx: Any, job_id: str, **page: Any) -> Any:
+        begun.append(job_id)
+        assert job_id == jobs_of[1] or may_end.wait(60)
+        return quick(tx, job_id, **page)
+
+    monkeypatch.setattr(commits, "rejects", slow)
+    with ThreadPoolExecutor() as callers:
+        asked = [callers.submit(api.get, f"/jobs/{jobs_of[0]}/rejects", headers=a) for _ in range(4)]
+        wait_until(lambda: len(begun) == TURNS[Turn.DOWNLOAD] // 2)
+        assert api.get(f"/jobs/{jobs_of[1]}/rejects", headers=b).json() == {"rejects": [], "next_after": None}
+        assert begun.count(jobs_of[0]) == TURNS[Turn.DOWNLOAD] // 2
+        may_end.set()
+        assert {one.result().status_code for one in asked} == {200}
 
 
 def test_bodies_that_are_half_sent_are_bounded_in_bytes(served: tuple[FastAPI, httpx2.Client], model: Path):
