@@ -9,6 +9,7 @@ from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.job import Estimate, RowATurn
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
+from service.artifacts.folder_limit import check_folder
 from service.plan.child.process import tokenizing
 from service.plan.child.task import Purpose, Task
 from service.plan.content_hashes import SeenHashes
@@ -16,7 +17,7 @@ from service.plan.model_folder import ModelFolder
 from service.plan.planner import unit_bounds
 from service.plan.sources import open_source
 from service.plan.target import fetch_target, target_of
-from service.plan.units import PlannedSample, check_folder, plan_units
+from service.plan.units import PlannedSample, plan_units
 from service.settings import Settings
 
 

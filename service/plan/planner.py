@@ -17,6 +17,7 @@ from schemas.names import MAX_UNITS, frozen_source_path, is_local_model, known_h
 from schemas.request import ExtractRequest
 from schemas.schedule import ChangedRecipe
 from schemas.source import PostedSource
+from service.artifacts.folder_limit import check_folder
 from service.errors import (
     IdentityChanged,
     LeaseLost,
@@ -35,7 +36,7 @@ from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_plan import packed
-from service.plan.units import UnitBounds, UnitDraft, check_folder, plan_units
+from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, runs, spools
 from service.work.keeper import Keeper, Kept

@@ -1,6 +1,5 @@
 """Turns text into token ids and their character spans, with the target's own tokenizer."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.errors import TemplateRefused, UnknownModel
+from service.model_tokenizer import open_tokenizer
 from service.plan.child.task import Step
 
 
@@ -120,19 +120,9 @@ class TextTokenizer:
 
 
 def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is not typed
-    config = folder / "tokenizer_config.json"
     try:
-        from transformers import AutoTokenizer
-
-        if config.is_file() and "fast_tokenizer_files" in json.loads(config.read_bytes()):
-            # They may be anywhere, and are not covered by the identity.
-            reason = "'fast_tokenizer_files' in its tokenizer_config.json is not read"
-        else:
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the library raises Exception itself, too
-        reason = " ".join(str(error).split("\n")[:2])  # the second line names a config's fault
-    detail = f"the tokenizer of {model!r} cannot be loaded: {reason}"
-    cure = "give a model with a tokenizer that transformers loads without remote code"
-    raise UnknownModel(detail, field="model", cure=cure)
+        return open_tokenizer(folder)
+    except ValueError as error:
+        detail = f"the tokenizer of {model!r} cannot be loaded: {error}"
+        cure = "give a model with a tokenizer that transformers loads without remote code"
+        raise UnknownModel(detail, field="model", cure=cure) from error

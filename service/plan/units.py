@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.job import RejectView
-from schemas.names import MAX_FOLDER_FILES
 from schemas.request import Duplicates
-from service.errors import OptionRefused
 from service.plan.sources.rows import RejectReason, RowReject
 
 Ids = npt.NDArray[np.int32]
@@ -212,11 +210,3 @@ def _rejected(row: RowOutcome, reject: RowReject, sample_id: str | None) -> Reje
         detail=reject.detail,
         turn=dialogue.turn if dialogue is not None else 0,
     )
-
-
-def check_folder(num_shards: int) -> None:
-    """Refuse a job whose repository would not take all of its shards. Raises OptionRefused."""
-    if num_shards > MAX_FOLDER_FILES:
-        detail = f"the job would push more than {MAX_FOLDER_FILES} shards, which the Hub refuses in a folder"
-        cure = "make the shards larger, or split the source: each job, and each 'part', has its own folder"
-        raise OptionRefused(detail, field="storage.shard_bytes", cure=cure)

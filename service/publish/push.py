@@ -22,9 +22,9 @@ from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import Manifest
 from schemas.names import FINAL_NORM_PATH, MAX_COMMIT_FILES, job_folders, manifest_path, token_freq_path
 from schemas.request import HubTarget
+from service.artifacts.folder_limit import check_folder
 from service.artifacts.repository import BRANCH, Patience, Repository
 from service.errors import DatasetBroken
-from service.plan.units import check_folder
 from service.publish.assemble import read_manifest
 from service.publish.card import states_config
 from service.publish.others import OtherJobs

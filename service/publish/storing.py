@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from service.artifacts.folder_limit import check_folder
 from service.artifacts.repository import BRANCH, Patience, Repository
 from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_paths, sealed_files
 from service.errors import HubLimited, OptionRefused, WriteFailed, writing
 from service.host import host_of
-from service.plan.units import check_folder
 from service.publish.card import BegunJob
 from service.publish.extras import write_final_norm
 from service.publish.others import OtherJobs

@@ -1,13 +1,11 @@
-"""Finds the piece of text that each token id adds, with the target's own tokenizer.
-
-Has no heavy imports, except in `load_tokenizer`.
-"""
+"""Finds the piece of text that each token id adds, with the target's own tokenizer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from service.model_tokenizer import open_tokenizer
 from service.visible import visible
 
 if TYPE_CHECKING:
@@ -37,14 +35,10 @@ def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
 
     Code that comes with a model is never run.
     """
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the library raises Exception itself, too
-        return str(error).strip().split("\n", 1)[0]
+        tokenizer = open_tokenizer(folder)
+    except ValueError as error:
+        return str(error)
 
     def decode(ids: list[int]) -> str:
         text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -51,6 +51,7 @@ MAY_USE_SQL = ("service/store/", "service/migrations/")
 BROAD_EXCEPTS = {
     "connector/writers.py": 1,
     "service/control/scheduling.py": 1,
+    "service/model_tokenizer.py": 1,
     "service/reader/row.py": 1,
     "service/work/keeper.py": 1,
     "service/store/tasks.py": 1,
@@ -58,7 +59,8 @@ BROAD_EXCEPTS = {
     "service/work/runner.py": 1,
 }
 """The supervisors: each turns whatever escapes into the named failure of a unit or a job; the thread of a
-loader, whose trainer raises it; and a row that a loader's worker sends, which raises it when it is read."""
+loader, whose trainer raises it; a row that a loader's worker sends, which raises it when it is read; and what
+libraries raise over a model's tokenizer."""
 
 INDEX_HELP = "download.pytorch.org/whl/cpu"
 PLACES = re.compile(

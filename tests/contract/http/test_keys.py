@@ -124,12 +124,8 @@ def test_a_key_that_is_revoked_or_expired_is_refused(api: httpx2.Client, store: 
     assert api.get("/jobs", headers=headers).status_code == 200
     _, headers = add(api, expires_at=(datetime.now(UTC) - timedelta(days=1)).isoformat())
     problem_of(api.get("/jobs", headers=headers), 401)
-
-
-@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
-def test_a_key_expires_at_a_time_that_utc_has(api: httpx2.Client, time: str) -> None:
-    key = {"name": "team-a", "scopes": EVERY, "expires_at": time}
-    assert problem_of(api.post("/keys", json=key, headers=bearer(ADMIN)), 422).field == "expires_at"
+    never = {"name": "team-a", "scopes": EVERY, "expires_at": "0001-01-01T00:00:00+14:00"}
+    assert problem_of(api.post("/keys", json=never, headers=bearer(ADMIN)), 422).field == "expires_at"
 
 
 def test_the_secret_is_shown_once_and_stored_nowhere(api: httpx2.Client, store: Store) -> None:

@@ -51,7 +51,7 @@ def test_a_job_becomes_one_commit_that_holds_exactly_its_folder(desk: Desk) -> N
 def test_more_shards_than_a_folder_of_a_repository_takes_are_refused_before_a_byte_is_sent(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.plan.units.MAX_FOLDER_FILES", 0)
+    monkeypatch.setattr("service.artifacts.folder_limit.MAX_FOLDER_FILES", 0)
     settings = Settings(hub_endpoint=desk.hub.url, hub_token=TOKEN)
     with pytest.raises(OptionRefused, match="shards") as refusal:
         publish_folder(desk.dataset, HubTarget(repo_id=REPO), settings)

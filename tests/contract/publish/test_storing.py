@@ -107,7 +107,7 @@ def test_units_that_fill_a_commit_are_stored_while_others_are_captured(run: Run)
 def test_a_job_of_more_shards_than_its_repository_takes_fails_at_the_first_commit(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.plan.units.MAX_FOLDER_FILES", UNITS - 1)
+    monkeypatch.setattr("service.artifacts.folder_limit.MAX_FOLDER_FILES", UNITS - 1)
     assert run.keep()
     problem = run.job().problem
     assert run.job().state is JobState.FAILED

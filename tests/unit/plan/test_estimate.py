@@ -85,7 +85,7 @@ def test_the_commits_are_those_that_the_publisher_makes_while_the_hub_takes_them
     estimate = estimate_request(request, settings)
     files = [FileEntry(path=str(i), sha256="0" * 64, bytes=1) for i in range(2 * estimate.shards + 2)]
     assert estimate.shards == 120 and estimate.commits == len(early_batches(files)) + 1
-    monkeypatch.setattr("service.plan.units.MAX_FOLDER_FILES", 119)
+    monkeypatch.setattr("service.artifacts.folder_limit.MAX_FOLDER_FILES", 119)
     with pytest.raises(OptionRefused, match="more than 119 shards"):
         estimate_request(request, settings)
 

@@ -83,7 +83,7 @@ def test_more_shards_than_a_folder_of_a_repository_takes_fail_a_job_that_is_push
     state: JobState,
 ) -> None:
     """Each rank of the engine writes a shard of a unit, of which there are three."""
-    monkeypatch.setattr("service.plan.units.MAX_FOLDER_FILES", 3)
+    monkeypatch.setattr("service.artifacts.folder_limit.MAX_FOLDER_FILES", 3)
     house.settings = house.settings.model_copy(update={"tensor_parallel_size": ranks})
     house.submit(hub=hub)
     house.plan()
