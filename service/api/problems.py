@@ -106,7 +106,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     error = cast(HTTPException, error)
     headers = error.headers
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers = {"Allow": ", ".join(_methods_of(request))}  # the framework names those of one route
+        # The framework names those of one route.
+        headers = {**(headers or {}), "Allow": ", ".join(_methods_of(request))}
     return problem_response(http_problem(error.status_code, error.detail), headers)
 
 
