@@ -103,6 +103,8 @@ class TurnFinder:
         try:
             before = self._closings(turn)[2]
         except RenderFailed:
+            if not turn:
+                raise
             asked = [*self._messages[: turn - 1], {**self._messages[turn - 1], "content": self._stand_in}]
             tail = self._split(self._render(asked, add_generation_prompt=True))[1]
             after = self._split(self._render([*asked, *self._messages[turn:]]))[1]
