@@ -63,9 +63,10 @@ def _store(
     hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
     is_home = lease.item == HOME
     made = store.read(commits.waiting, lease.job_id, lease.item, storing.FULL_FILES)
-    # The planner's host may not know how many ranks the engines here have.
-    num_units = store.read(jobs.job, lease.job_id).progress.units_planned
-    check_folder(num_units * min((len(unit.shards) for unit in made), default=0))
+    # The planner's host may not know how many ranks the engines have. Units that are left have a shard each.
+    num_shards = store.read(commits.num_shards, lease.job_id)
+    progress = store.read(jobs.job, lease.job_id).progress
+    check_folder(num_shards + progress.units_planned - progress.units_done)
     dataset, elsewhere = settings.dataset_dir(lease.job_id), {}
     if not is_home:  # scratch, which only this host reads
         dataset = settings.work_root / lease.job_id

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 
 from schemas.dataset.entries import ShardEntry
 from schemas.dataset.manifest import UnitChecks
@@ -133,6 +133,12 @@ def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
     """Return the committed shards of a job, in unit order."""
     query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id).order_by(SHARD.c.unit, SHARD.c.path)
     return list(tx.connection.scalars(query))
+
+
+def num_shards(tx: Transaction, job_id: str) -> int:
+    """Return how many shards of a job are committed."""
+    of_job = select(func.count()).where(SHARD.c.job_id == job_id)
+    return tx.connection.execute(of_job).scalar_one()
 
 
 def gone_shards(tx: Transaction, job_id: str) -> list[str]:

@@ -1,7 +1,9 @@
 """Captured units are in the repository before the last one is captured, and nobody is told of them yet."""
 
+import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ from schemas.names import CARD_PATH, FINAL_NORM_PATH, index_path, manifest_path,
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
 from service.settings import Settings
-from service.store import Store, jobs, migration, storing
+from service.store import Store, commits, jobs, migration, storing, units
 from tests.support.desk import REPO, TOKEN, etags, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
     JOB,
     OTHER_NORM,
     OWNER,
+    a_commit,
     a_dataset,
     a_request,
     capture_unit,
@@ -112,6 +115,28 @@ def test_a_job_of_more_shards_than_its_repository_takes_fails_at_the_first_commi
     problem = run.job().problem
     assert run.job().state is JobState.FAILED
     assert problem is not None and problem.field == "storage.shard_bytes"
+
+
+def test_a_unit_of_more_shards_than_others_does_not_speak_for_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five units have six shards, as many as the repository takes; the one of two is stored alone."""
+    monkeypatch.setattr("service.artifacts.folder_limit.MAX_FOLDER_FILES", UNITS + 1)
+    for _ in range(2):
+        run.clock.advance(TEN_MINUTES_S)
+        run.keep()
+    lease = units.lease(run.store, OWNER, 3600.0)
+    assert lease is not None
+    made = a_commit(run.dataset, lease.attempt_id, lease.identity, 3)
+    (shard,) = made.shards
+    paths = [shard_path(JOB, lease.item, rank, 2) for rank in range(2)]
+    for path in paths:
+        shutil.copy(run.dataset / shard.path, run.dataset / path)
+    shards = [shard.model_copy(update={"path": path, "rows": 1 + rank}) for rank, path in enumerate(paths)]
+    run.store.write(commits.commit, replace(made, shards=tuple(shards)), lease)
+    run.clock.advance(TEN_MINUTES_S)
+    assert run.keep() and run.job().progress.units_stored == 4
+    assert run.job().state is JobState.RUNNING
 
 
 def test_fewer_units_wait_for_others_but_not_forever(run: Run) -> None:
