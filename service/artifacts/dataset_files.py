@@ -140,7 +140,8 @@ class HubFiles:
             root = f"datasets/{self._repo_id}@{self.revision}/"
             with self._reading():
                 try:
-                    found = self._fs.ls(f"{root}{folder}".rstrip("/"), detail=True)
+                    # Older clients keep what they have of a listing that broke off, and return that next.
+                    found = self._fs.ls(f"{root}{folder}".rstrip("/"), detail=True, refresh=True)
                 except FileNotFoundError as error:
                     if error.__cause__ is not None:  # the repository itself
                         raise

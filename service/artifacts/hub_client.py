@@ -5,6 +5,7 @@ client's exception, since its request has the token.
 """
 
 import functools
+import importlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -56,14 +57,13 @@ def calling_hub(what: str, refused: Callable[[str], QuarryError], field: str) ->
     DiskFull if there is no room for it; Passing if the Hub did not answer, answered with a server error, or
     the transfer was interrupted. No detail shows the token.
     """
-    import httpx2
     from huggingface_hub import errors as hub
 
     with _FIRST_USE:
-        _limit_silence()
+        http = _limit_silence()
     try:
         yield
-    except (httpx2.HTTPError, OSError, ValueError, RuntimeError, hub.RevisionResolutionError) as error:
+    except (http.HTTPError, OSError, ValueError, RuntimeError, hub.RevisionResolutionError) as error:
         causes: list[BaseException] = [error]
         while (cause := causes[-1].__cause__) is not None:
             causes.append(cause)
@@ -71,7 +71,7 @@ def calling_hub(what: str, refused: Callable[[str], QuarryError], field: str) ->
             if isinstance(answer, hub.HfHubHTTPError):
                 raise _answered(what, answer, refused) from None
         # LocalEntryNotFoundError: the Hub did not answer and the file is not in the cache.
-        if isinstance(error, httpx2.HTTPError | ConnectionError | TimeoutError | hub.LocalEntryNotFoundError):
+        if isinstance(error, http.HTTPError | ConnectionError | TimeoutError | hub.LocalEntryNotFoundError):
             # Only the type is named, since the text may quote the request.
             kind = type(causes[-1]).__name__
             raise Passing(f"the Hub cannot be reached for {what}: {kind}") from None
@@ -101,25 +101,32 @@ def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -
 
 
 @functools.cache
-def _limit_silence() -> None:
-    """Give every call of the Hub's client a timeout for silent connections: most calls have none."""
+def _limit_silence() -> Any:  # noqa: ANN401 - one of two modules
+    """Give every call of the Hub's client a timeout for silent connections: most calls have none.
+
+    Return the HTTP library of that client, which is httpx before huggingface_hub 2.
+    """
     from huggingface_hub import get_session, set_client_factory
 
-    hooks = get_session().event_hooks["request"]  # its own hooks, which handle HF_HUB_OFFLINE
-    set_client_factory(functools.partial(_limited_client, hooks))  # this closes the existing client
+    client = get_session()
+    http = importlib.import_module(type(client).__module__.partition(".")[0])
+    hooks = client.event_hooks["request"]  # its own hooks, which handle HF_HUB_OFFLINE
+    set_client_factory(functools.partial(_limited_client, http, hooks))  # this closes the existing client
+    return http
 
 
-def _limited_client(hooks: "list[Callable[..., Any]]") -> "httpx2.Client":
-    import httpx2
+def _limited_client(http: Any, hooks: list[Callable[..., Any]]) -> "httpx2.Client":  # noqa: ANN401
+    timeout = http.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
 
-    timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
-
-    def limit(request: httpx2.Request) -> None:
+    def limit(request: "httpx2.Request") -> None:
         # Calls that read a branch or list a tree pass `timeout=None`, which overrides the client's.
         if request.extensions["timeout"]["read"] is None:
             request.extensions["timeout"] = timeout.as_dict()
 
-    return httpx2.Client(event_hooks={"request": [*hooks, limit]}, follow_redirects=True, timeout=timeout)
+    client: httpx2.Client = http.Client(
+        event_hooks={"request": [*hooks, limit]}, follow_redirects=True, timeout=timeout
+    )
+    return client
 
 
 def _answered(what: str, answer: "HfHubHTTPError", refused: Callable[[str], QuarryError]) -> Exception:

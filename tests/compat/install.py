@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.support.fake_hub import FakeHub
 from tests.support.tiny_model import random_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,17 @@ READ = """
 from service.reader import Eagle3, QuarryDataset
 rows = QuarryDataset({dataset!r}, view=Eagle3())
 print(len(rows), "rows,", tuple(rows[0]["hidden_states"].shape), "of the first")
+"""
+OLDER_HUB = """
+from service.artifacts.dataset_files import HubFiles
+from service.errors import OptionRefused
+assert HubFiles("org/set", endpoint={url!r}).manifests() == []
+try:
+    HubFiles("org/none", endpoint={url!r})
+except OptionRefused:
+    print("the Hub's client of before 2, which SpecForge takes, says what is not there")
+else:
+    raise AssertionError
 """
 
 
@@ -93,6 +105,10 @@ def used(wheel: Path, folder: Path) -> None:
     ran(quarry, "verify", DATASET, cwd=folder)
     ran(quarry, "export", DATASET, "--to", "speculators", "--out", "out", "--target", TARGET, cwd=folder)
     print("  read, verified, exported")
+    ran(*pip, "install", "--quiet", "huggingface_hub<2")
+    with FakeHub() as hub:
+        hub.add_repo("org/set")
+        print(" ", ran(venv / "bin/python", "-c", OLDER_HUB.format(url=hub.url), cwd=folder).strip())
 
 
 def smoked(wheel: Path, folder: Path) -> None:
