@@ -154,10 +154,10 @@ def remove(tx: Transaction, which: Which) -> None:
     Its jobs stay, and continue if their samples were already chosen.
     """
     number = _lock(tx, which).number
-    # This also locks them: a concurrent commit either comes first, and what it adds is deleted, or sees no
-    # schedule.
-    its_jobs = update(JOB).where(or_(JOB.c.schedule == number, JOB.c.spool == number))
-    tx.connection.execute(its_jobs.values(spool=None))
+    # Locked: a concurrent commit either comes first, and what it adds is deleted, or sees no schedule.
+    of_it = or_(JOB.c.schedule == number, JOB.c.spool == number)
+    tx.connection.execute(select(JOB.c.id).where(of_it).order_by(JOB.c.number).with_for_update())
+    tx.connection.execute(update(JOB).where(of_it).values(spool=None))
     for table in (RUN, SCHEDULE_REQUEST, CAPTURED_SAMPLES):
         tx.connection.execute(delete(table).where(table.c.schedule == number))
     tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))
@@ -306,6 +306,7 @@ def _lock(tx: Transaction, which: Which) -> _Schedule:
 def _has_running_job(tx: Transaction, schedule: _Schedule) -> bool:
     """Return whether the last job has not ended; it is locked, so nobody can resume it meanwhile."""
     if schedule.last_job is not None:
+        captured_samples.lock_stopped(tx, schedule.number)  # the next job may publish these, which are older
         with suppress(NotFound):  # it was deleted
             return lock_job(tx, schedule.last_job).state not in ENDED_JOB_STATES
     return False

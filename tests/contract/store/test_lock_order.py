@@ -9,6 +9,9 @@ import pytest
 from sqlalchemy import Select, select, update
 
 from schemas.job import JobState
+from schemas.request import ExtractRequest, HubTarget
+from schemas.schedule import NewSchedule, Overlap
+from schemas.source import FileSource
 from service.errors import EngineDied, EngineRefused, Outcome
 from service.store import (
     HOME,
@@ -16,25 +19,33 @@ from service.store import (
     TaskState,
     hosts,
     jobs,
+    plans,
     publishing,
+    schedules,
     storing,
     tasks,
     units,
     workers,
 )
+from service.store.schedule_tables import SCHEDULE
 from service.store.tables import HOST, JOB, TASK, WORKER
 from tests.support.store_cases import (
+    IDENTITY,
     OWNER,
     PROBLEM,
     TTL_S,
     Clock,
     commit,
     job_id,
+    lease_plan,
     lease_publish,
     lease_unit,
+    planned,
     start_units,
 )
 
+ON_DISK = "SELECT id FROM job ORDER BY ctid"
+"""The order in which a statement that asks for none meets them."""
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 pytestmark = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
@@ -141,3 +152,39 @@ def test_a_disk_that_fills_waits_for_no_job_as_who_gives_up_its_host_locks_them_
         store.write(storing.hasten, HOME)
     lease = storing.lease(store, OWNER, TTL_S)
     assert lease is not None and lease.job_id == job_id(2)
+
+
+@pytest.mark.parametrize("act", [schedules.run_now, schedules.remove])
+def test_a_schedules_jobs_are_locked_in_order_as_by_who_gives_up_their_host(
+    store: Store, database: Store, clock: Clock, act: Callable[..., object]
+) -> None:
+    """1. A host with units of a stopped job and of the last one is given up. 2. Both wait for the first."""
+    store.write(hosts.register, "0" * 32, "home", is_home=True)
+    far = store.write(hosts.register, "1" * 32, "far", is_home=False)
+    source = FileSource(kind="file", path="/a.jsonl")
+    body = ExtractRequest(model="org/model", source=source, hub=HubTarget(repo_id="org/data"))
+    rules = {"cron": "0 0 * * *", "overlap": Overlap.REPLACE}
+    store.write(schedules.add, NewSchedule(name="nightly", request=body, **rules))
+    made = []
+    for _ in range(2):
+        clock.advance(1)
+        made.append(store.write(schedules.run_now, "nightly").job_id)
+        plan = lease_plan(store)
+        store.write(plans.set_identity, plan, IDENTITY)
+        for unit in range(2):
+            store.write(plans.add_unit, plan, planned(unit), ())
+        store.write(plans.finish, plan, ())
+        lease = units.lease(store, OWNER, TTL_S, host=far, prefer_job=made[-1])
+        assert lease is not None
+        commit(store, lease)
+        if len(made) == 1:
+            store.write(jobs.pause, made[0])  # so that the next run does not publish it yet
+            store.write(lambda tx: tx.connection.execute(update(SCHEDULE).values(last_job=None)))
+    store.write(jobs.cancel, made[0])
+    moved = update(JOB).where(JOB.c.id == made[0]).values(priority=1)
+    while store.read(lambda tx: tx.connection.exec_driver_sql(ON_DISK).scalar()) == made[0]:
+        store.write(lambda tx: tx.connection.execute(moved))
+    clock.advance(1)
+    forget, acts = partial(store.write, hosts.forget, "1" * 32), partial(store.write, act, "nightly")
+    first = select(JOB).where(JOB.c.id == made[0])
+    assert behind(database, first, forget, acts)[0] == 2
