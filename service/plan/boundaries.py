@@ -84,7 +84,9 @@ class TurnFinder:
         if not header or (prompt or "").endswith(header):
             return prompt
         before = os.path.commonprefix([self._closings(turn)[2], self._whole])  # noqa: RUF071 - of characters
-        begin = self._whole.rfind(header, len(prompt or ""), len(before) + len(header))
+        # Such a header may begin with the end mark of the message before, which the prompt has.
+        first = max(0, len(prompt or "") - len(header) + 1)
+        begin = self._whole.rfind(header, first, len(before) + len(header) - 1)
         return self._whole[: begin + len(header)] if begin >= 0 else prompt
 
     def trailer(self, turn: int) -> str:
@@ -136,7 +138,7 @@ class TurnFinder:
     def _end_behind(self, turn: int, calls: Sequence[Any] | None = None) -> int:
         """Find the end of the turn by the text after it in a rendering with a stand-in for its last words."""
         closing, after = self._closings(turn, calls)[:2]
-        mark = self._mark_of(after)
+        closing, mark = closing.removesuffix(self._trailer), self._mark_of(after)
         if after.startswith(closing):
             rest = after[len(closing) :]
         elif not calls and mark and (closing.startswith(mark) or closing.rstrip() == self._mark_of(closing)):

@@ -160,13 +160,20 @@ def test_a_header_that_takes_the_space_before_an_answer_is_not_supervised(tmp_pa
 
 
 ASKED_ONLY = templates.CHATML.replace("if add_gen", "if messages[-1].role == 'user' and add_gen")
+ALWAYS_ASKS = templates.CHATML.replace("if add_generation_prompt", "if true")
+LEFT_OPEN = ASKED_ONLY.replace(
+    "+ '<|im_end|>\\n' }}", "}}{{ '<|im_end|>\\n' if not loop.last or add_generation_prompt }}"
+)
+"""Ends no last turn, as Qwen1.5's first template."""
 
 
 @pytest.mark.parametrize(
     ("template", "turns", "second"),
     [
-        (templates.CHATML.replace("if add_generation_prompt", "if true"), TWO[:2], "Sorry."),
+        (ALWAYS_ASKS, TWO[:2], "Sorry."),
+        (ALWAYS_ASKS, TWO[1:2], "Sorry."),
         (ASKED_ONLY, TWO[:2], "Sorry."),
+        (ASKED_ONLY, TWO[:2], "<|im_start|>assistant\nSorry."),
         (ASKED_ONLY, ("system: Be brief.", "assistant: It is one.", "user: And now?"), "Two."),
     ],
 )
@@ -175,6 +182,14 @@ def test_the_header_of_an_answer_that_follows_no_question_is_not_supervised(
 ) -> None:
     runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*turns, f"assistant: {second}"))
     assert runs == ["It is one.<|im_end|>", f"{second}<|im_end|>"]
+
+
+@pytest.mark.parametrize("first", [TWO[:2], TWO[1:2]])
+def test_the_header_of_a_later_answer_may_begin_with_the_end_of_the_one_before(
+    tmp_path: Path, first: tuple[str, ...]
+) -> None:
+    runs, _ = pieces(a_tokenizer(tmp_path, LEFT_OPEN), chat(*first, "assistant: Sorry."))
+    assert runs == ["It is one.", "Sorry."]
 
 
 @pytest.mark.parametrize(
