@@ -175,14 +175,20 @@ class SampleTokenizer:
     def _marked_spans(self, chat: Conversation, last_turn: int, *, last_only: bool) -> Sequence[Span]:
         """Return the `{% generation %}` spans.
 
-        With `last_only`, return only those that the turns before the last do not have.
+        With `last_only`, return only those that the turns before the last do not have. Alone, these may end
+        with a mark that the whole conversation does not have there, such as Phi-3's, which ends it.
         """
         spans = chat.rendering.generated
         before = chat.messages[:last_turn]
         if not last_only or not any(message["role"] == "assistant" for message in before):
             return spans
-        earlier = replace(chat, messages=before)
-        return spans[len(earlier.rendering.generated) :]
+        earlier = replace(chat, messages=before).rendering
+        texts = [chat.rendering.text[slice(*span)] for span in spans]
+        said = [earlier.text[slice(*span)] for span in earlier.generated]
+        num = len(said)
+        if num and said[-1].strip() in self.texts.marks and said[-1:] != texts[num - 1 : num]:
+            num -= 1
+        return spans[num:]
 
     def _found_spans(self, chat: Conversation, turns: Sequence[int], encoding: Encoding) -> list[Span]:
         """Return the spans of `turns` found by rendering, as far as the sample is not truncated."""

@@ -158,6 +158,12 @@ def test_last_turn_supervises_the_last_assistant_turn_alone(tmp_path: Path, temp
     assert runs == ["Now two.<|im_end|>"]
 
 
+def test_the_last_turn_is_found_where_all_ends_with_a_generated_mark(tmp_path: Path) -> None:
+    end = "{% if not add_generation_prompt %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}"
+    tokenizer = a_tokenizer(tmp_path, templates.GENERATION + end, loss="last_turn")
+    assert pieces(tokenizer, chat(*TWO, "assistant: Bye."))[0] == ["Bye.<|im_end|>", "</s>"]
+
+
 def test_loss_all_supervises_every_token_even_with_unstable_turns(tmp_path: Path) -> None:
     runs, whole = pieces(a_tokenizer(tmp_path, templates.TRAILER, loss="all"), chat(*TWO))
     assert runs == [whole] and whole.endswith("That was all.")
