@@ -22,6 +22,9 @@ MAX_RENDERED_CHARS = 2**30
 turns.
 """
 
+ASKING = ("user", "tool")
+"""The roles that the model answers."""
+
 Span = tuple[int, int]
 
 
@@ -77,7 +80,7 @@ class TurnFinder:
         the turn says.
         """
         prompt = self._render(self._messages[:turn], add_generation_prompt=True) if turn else None
-        if turn and self._messages[turn - 1]["role"] in ("user", "tool"):
+        if turn and self._messages[turn - 1]["role"] in ASKING:
             return prompt
         question = self._render(PROBE[:1])
         header = self._render(PROBE[:1], add_generation_prompt=True).removeprefix(question)
@@ -98,24 +101,34 @@ class TurnFinder:
         return extra if extra.strip() else ""
 
     def _start(self, turn: int) -> int:
-        """Find the start of the turn by the text before it in a rendering with a stand-in for its content.
+        """Find the start of the turn by how a prompt ends behind its last message, if that is a question.
 
-        If the template refuses that in place of calls, find it by how a prompt ends behind its last message.
+        If the turn begins otherwise, find it by the text before a stand-in for its content.
         """
+        start = self._start_behind(turn) if turn else None
+        if start is not None and self._messages[turn - 1]["role"] in ASKING:
+            return start
         try:
             before = self._closings(turn)[2]
         except RenderFailed:
-            if not turn:
+            if start is None:
                 raise
-            asked = [*self._messages[: turn - 1], {**self._messages[turn - 1], "content": self._stand_in}]
-            tail = self._split(self._render(asked, add_generation_prompt=True))[1]
-            after = self._split(self._render([*asked, *self._messages[turn:]]))[1]
-            if not after.startswith(tail) or not self._whole.endswith(after):
-                raise
-            return len(self._whole) - len(after) + len(tail)
+            return start
         if not self._whole.startswith(before):
             raise UnstableBoundaries(f"the text before turn {turn} depends on what it says")
         return len(before)
+
+    def _start_behind(self, turn: int) -> int | None:
+        """Return where a prompt ends, by what it has behind its last message, if the turn begins so."""
+        asked = [*self._messages[: turn - 1], {**self._messages[turn - 1], "content": self._stand_in}]
+        try:
+            tail = self._split(self._render(asked, add_generation_prompt=True))[1]
+            after = self._split(self._render([*asked, *self._messages[turn:]]))[1]
+        except (RenderFailed, UnstableBoundaries):
+            return None
+        if not after.startswith(tail) or not self._whole.endswith(after):
+            return None
+        return len(self._whole) - len(after) + len(tail)
 
     def _end(self, turn: int) -> int:
         """Find the end of the turn behind its calls, or behind its content if the template refuses others.

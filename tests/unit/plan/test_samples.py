@@ -208,7 +208,7 @@ UNSTABLE = [
     (templates.STRIPPED_REASONING, "not how the rendering of its answer begins"),
     (ANSWERS_REPEAT_THEIR_QUESTION, "the span found for 'first answer' is "),
     (
-        "{{ messages[1].content | length if messages | length > 2 }}" + templates.CHATML,
+        "{{ messages[1].content | length if messages | length > 2 }}" + templates.QWEN3_THINKING,
         "the text before turn 1 depends on what it says",
     ),
     (

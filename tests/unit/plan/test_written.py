@@ -99,8 +99,21 @@ def test_earlier_calls_are_found_where_results_may_only_follow_calls(tmp_path: P
     """As in Mistral's templates, which also write the tools before the last question."""
     fails = "{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
     template = first + templates.QWEN3.replace("== 'tool' %}", "== 'tool' %}" + fails)
-    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*CALLED, "user: Sure?", "assistant: Yes."))
-    assert runs == [CALL_TEXT, "Two.<|im_end|>", EMPTY_THOUGHT + "Yes.<|im_end|>"]
+    turns: tuple[Any, ...] = (CALLED[0], "assistant: Well.", *CALLED[1:], "user: Sure?", "assistant: Yes.")
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*turns))
+    assert runs == ["Well.<|im_end|>", CALL_TEXT, "Two.<|im_end|>", EMPTY_THOUGHT + "Yes.<|im_end|>"]
+
+
+def test_an_answer_begins_behind_its_prompt_also_where_the_reasoning_before_its_results_is_dropped(
+    tmp_path: Path,
+) -> None:
+    """As in the templates of GLM 4.5 and gpt-oss."""
+    empty = "{%- if not message.reasoning_content or loop.index0 < ns.last_query %}{{ '<think></think>' }}"
+    reasons = "{%- if loop.index0 > ns.last_query and (loop.last or message.reasoning_content) %}"
+    template = templates.QWEN3.replace(reasons, empty + "{% else %}")
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*CALLED, *TWO[:2]))
+    said = (CALL_TEXT, "Two.<|im_end|>", "It is one.<|im_end|>")
+    assert runs == [f"<think></think>{text}" for text in said]
 
 
 @pytest.mark.parametrize("function", [{}, {"function": None}, {"function": "add"}])
