@@ -17,6 +17,10 @@ settings.load_profile("quarry")
 # Tests run in a process a core: threads of torch would only wait for each other, in children too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# As on one GPU, an engine's only worker is in the process of its core. vLLM's CPU platform would start one
+# more for it, which takes as much again of few cores; tests/e2e/test_tensor_parallel.py has such workers.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
 # The models in transformers that captures are held against run in the tests' own process.
 settle_vector_math()
 
