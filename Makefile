@@ -44,9 +44,10 @@ SLOW := slow or outside or (engine and not short)
 test: lint
 	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
 
-# Everything slower. An engine has threads of its own: three side by side are enough.
+# Everything slower. An engine has threads of its own: three side by side are enough. Files are taken in random
+# order, not those of few tests last, which are the longest.
 test-all: install $(TRAINERS)
-	$(PYTEST) --maxprocesses 3 -m "not long and ($(SLOW))"
+	$(PYTEST) --maxprocesses 3 --no-loadscope-reorder -m "not long and ($(SLOW))"
 
 # The trainers' own packages, in a folder apart: only the export tests read with their loaders.
 $(TRAINERS): requirements/trainers.txt | install

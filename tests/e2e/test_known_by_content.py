@@ -113,14 +113,14 @@ def test_a_key_of_a_deleted_job_never_gives_its_engine_or_rows_to_another(node: 
         assert max(node.errors(job_id, weights).values()) < TOLERANCE
 
 
-@pytest.mark.parametrize("canary", ["run", "skip"])
-def test_a_checkpoint_that_is_overwritten_in_place_is_another_model(
-    node: Node, tmp_path: Path, canary: str
-) -> None:
-    """Nights over one folder, whose weights are replaced between them and put back in the end."""
+def test_a_checkpoint_that_is_overwritten_in_place_is_another_model(node: Node, tmp_path: Path) -> None:
+    """Nights over one folder, whose weights are replaced between them and put back in the end.
+
+    No canary, which would refuse the wrong rows.
+    """
     latest = tmp_path / "models" / "latest"
     for night, seed in enumerate((1, 2, 1)):
         kept = target(tmp_path / "kept" / str(seed), seed)
         shutil.copytree(kept, latest, dirs_exist_ok=True)
-        job_id = node.run(f"night {night}", latest, canary=canary)
+        job_id = node.run(f"night {night}", latest, canary="skip")
         assert max(node.errors(job_id, kept).values()) < TOLERANCE
