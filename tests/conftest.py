@@ -18,8 +18,9 @@ settings.load_profile("quarry")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # As on one GPU, an engine's only worker is in the process of its core. vLLM's CPU platform would start one
-# more for it, which takes as much again of few cores; tests/e2e/test_tensor_parallel.py has such workers.
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+# more for it, which takes as much again of few cores: for those that need it see `worker_apart`.
+IN_CORE = "VLLM_ENABLE_V1_MULTIPROCESSING"
+os.environ.setdefault(IN_CORE, "0")
 
 # The models in transformers that captures are held against run in the tests' own process.
 settle_vector_math()
@@ -28,6 +29,12 @@ settle_vector_math()
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many test processes run: more than cores, since tests wait as long as they compute."""
     return max(3 * len(os.sched_getaffinity(0)) // 2, 1)
+
+
+@pytest.fixture
+def worker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let vLLM give an engine's worker a process of its own, as for a user, which a killed core may leave."""
+    monkeypatch.delenv(IN_CORE)
 
 
 @pytest.fixture(scope="session")

@@ -124,6 +124,7 @@ def test_kills_in_the_middle_of_a_job_lose_and_double_nothing(tmp_path, target):
 @pytest.mark.engine
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("worker_apart")
 def test_kills_under_vllm_lose_and_double_nothing(tmp_path, target):
     num_samples = 2000 if MODE == "all" else 300
     shop = Shop.open(

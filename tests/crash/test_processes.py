@@ -65,6 +65,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("worker_apart")
 @pytest.mark.parametrize("form", FORMS if MODE == "all" else list(FORMS)[:6])
 def test_kills_of_every_process_lose_and_double_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Counter[str], form: str

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("worker_apart")
 
 
 def run(example: str, *options: str) -> str:

@@ -143,6 +143,7 @@ def test_a_dataset_grows_each_night(tmp_path: Path, tools: Path, monkeypatch: py
 @pytest.mark.engine
 @pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S + 60)
+@pytest.mark.usefixtures("worker_apart")
 def test_a_drafter_from_nothing_to_its_acceptance(tmp_path: Path, tools: Path) -> None:
     """1. The page's commands are run in a folder with a model and prompts, each in its environment.
 

@@ -13,7 +13,7 @@ from service.settings import Settings
 from tests.support.children import children_of, wait_for_end
 from tests.support.tiny_model import random_target
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("worker_apart")]
 
 
 def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ BATCH_TOKENS = 16384 if ON_CUDA else 4096
 """vLLM's own choice for a Hopper and a CPU; its library's default is 2048, whatever the device."""
 OPTIONS = {"enforce_eager": True, "compilation_config": {"custom_ops": ["none"]}, **MEMORY}
 NUM_SAMPLES = 2_000
+pytestmark = pytest.mark.usefixtures("worker_apart")
 
 
 def made_with(shop: Shop, job_id: str) -> dict[str, object]:
