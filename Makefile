@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test test-all demo nights crash crash-all mutants fuzz load loop bench gpu soak architectures healthy pages lock audit compat clean
+.PHONY: help install fmt lint test test-all test-long demo nights crash crash-all mutants fuzz load loop bench gpu soak architectures healthy pages lock audit compat clean
 
 help:
-	@echo "make install | fmt | lint | test | test-all | demo | nights | crash | crash-all | mutants | fuzz | load | loop | bench | gpu | soak | architectures | healthy | pages | lock | audit | compat | clean"
+	@echo "make install | fmt | lint | test | test-all | test-long | demo | nights | crash | crash-all | mutants | fuzz | load | loop | bench | gpu | soak | architectures | healthy | pages | lock | audit | compat | clean"
 
 install: $(INSTALLED)
 
@@ -48,6 +48,10 @@ test: lint
 # order, not those of few tests last, which are the longest.
 test-all: install $(TRAINERS)
 	$(PYTEST) --maxprocesses 3 --no-loadscope-reorder -m "not long and ($(SLOW))"
+
+# More models, engines and machines of tests that `make test-all` has one of.
+test-long: install $(TRAINERS)
+	$(PYTEST) --maxprocesses 3 tests/contract tests/e2e tests/serving -m long
 
 # The trainers' own packages, in a folder apart: only the export tests read with their loaders.
 $(TRAINERS): requirements/trainers.txt | install

@@ -29,13 +29,11 @@ from tests.support.whole_model import whole_states
 
 pytestmark = pytest.mark.timeout(900)
 OPTIONS = {"enforce_eager": True, "compilation_config": {"custom_ops": ["none"]}}
+MODEL: dict[str, Any] = {"engine": "tests.support.model_engine:ModelEngine"}
+VLLM: dict[str, Any] = {"engine": Settings().engine, "engine_options": OPTIONS, "cpu_kv_cache_gib": 1}
 ENGINES = [
-    pytest.param({"engine": "tests.support.model_engine:ModelEngine"}, marks=pytest.mark.slow, id="model"),
-    pytest.param(
-        {"engine": Settings().engine, "engine_options": OPTIONS, "cpu_kv_cache_gib": 1},
-        marks=pytest.mark.engine,
-        id="vllm",
-    ),
+    pytest.param(MODEL, marks=pytest.mark.slow, id="model"),
+    pytest.param(VLLM, marks=pytest.mark.engine, id="vllm"),
 ]
 TOLERANCE = 1e-3
 """Of float32 through eight layers; another seed's states are more than 0.5 off."""
@@ -100,19 +98,27 @@ def target(folder: Path, seed: int) -> Path:
 
 def test_a_key_of_a_deleted_job_never_gives_its_engine_or_rows_to_another(node: Node, tmp_path: Path) -> None:
     """1. A job completes, and is deleted. 2. Its key comes back with another model: a conflict. 3. Under a
-    new key the other model is captured by the same worker, then the first one with other layers."""
+    new key the first model's folder, which holds other weights now, is captured by the same worker, then the
+    other model with other layers."""
     base, right = (target(tmp_path / "models" / name, seed) for name, seed in (("base", 1), ("right", 2)))
+    later = target(tmp_path / "later", 3)
     first = node.run("K", base, canary="run", layers=[1, 2])
     delete_job(node.shop.store, node.shop.settings, first, with_dataset=False)
     with pytest.raises(IdempotencyConflict, match=first):
         node.run("K", right, canary="run", layers=[1, 2])
-    second = node.run("K2", right, canary="run", layers=[1, 2])
-    third = node.run("K3", base, canary="run", layers=[1, 3])
+    shutil.copytree(later, base, dirs_exist_ok=True)
+    second = node.run("K2", base, canary="run", layers=[1, 2])
+    third = node.run("K3", right, canary="run", layers=[1, 3])
     assert len({first, second, third}) == 3
-    for job_id, weights in ((second, right), (third, base)):
+    for job_id, weights in ((second, later), (third, right)):
         assert max(node.errors(job_id, weights).values()) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "node",
+    [ENGINES[0], pytest.param(VLLM, marks=[pytest.mark.engine, pytest.mark.long], id="vllm")],
+    indirect=True,
+)
 def test_a_checkpoint_that_is_overwritten_in_place_is_another_model(node: Node, tmp_path: Path) -> None:
     """Nights over one folder, whose weights are replaced between them and put back in the end.
 

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 
 from schemas.job import JobState
 from service import host
-from service.ray_pool import WorkerActor
+from service.ray_pool import WorkerActor, ray_pool
 from service.settings import Settings
 from service.store import jobs, units
 from tests.support.children import settings_environment, wait_for_end
@@ -55,14 +55,14 @@ class Pool:
         scratch = self.shop.settings.data_dir.parent / "scratch"
         self.quarry_ray("up", "--workers", workers, "--gpus-per-worker", 0, "--scratch", scratch)
 
-    def states(self) -> list[str]:
-        """Return the states of the pool's workers, sorted."""
-        lines = self.quarry_ray("status", "--json", codes=(0, 3)).splitlines()
-        return sorted(json.loads(line)["state"] for line in lines)
-
     def reach(self, *states: str) -> None:
         """Wait until the pool's workers are in these states."""
-        asyncio.run(until(lambda: self.states() == sorted(states), patience_s=120.0, poll_s=0.5))
+        with ray_pool(self.shop.settings, self.cluster.address) as pool:
+
+            def reached() -> bool:
+                return sorted(worker.state for worker in pool.status()) == sorted(states)
+
+            asyncio.run(until(reached, patience_s=120.0, poll_s=0.2))
 
     def workers(self, node: Any = None) -> set[int]:
         """Return the process ids of `quarry worker` on a node, or on all."""
@@ -162,6 +162,7 @@ def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
         pool.up(1)
         pool.reach("running")
         assert "\trunning\t" in pool.quarry_ray("status", codes=(0, 3))
+        assert json.loads(pool.quarry_ray("status", "--json"))["state"] == "running"
         assert len(pool.workers()) == 1
         pool.quarry_ray("down")
         assert pool.workers() == set()

@@ -210,7 +210,10 @@ def is_whole(site: Site, job_id: str, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("silent", [False, True], ids=["forgotten", "silent"])
+@pytest.mark.parametrize(
+    "silent",
+    [pytest.param(False, id="forgotten"), pytest.param(True, marks=pytest.mark.long, id="silent")],
+)
 def test_one_machine_is_lost_and_the_other_cut_off_and_every_sample_is_stored_once(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:

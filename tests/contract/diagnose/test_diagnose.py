@@ -77,9 +77,8 @@ def planted(drafters, tmp_path):
 @pytest.fixture
 def diagnosed(target, dataset):
     def diagnose(folder, *options, code=0):
-        return run(
-            "service.cli", "diagnose", folder, "--dataset", dataset, "--target", target, *options, code=code
-        )
+        words = (folder, "--dataset", dataset, "--target", target, "--rows", 8)
+        return run("service.cli", "diagnose", *words, *options, code=code)
 
     return diagnose
 

@@ -113,7 +113,12 @@ def is_newer(path: Path, than_s: float) -> bool:
 
 @pytest.mark.parametrize(
     ("ranks", "killed", "options"),
-    [(1, False, []), (2, False, []), (1, True, []), (1, False, ["--checkpoint-freq", "1"])],
+    [
+        pytest.param(1, False, [], marks=pytest.mark.long),
+        (2, False, []),
+        (1, True, []),
+        pytest.param(1, False, ["--checkpoint-freq", "1"], marks=pytest.mark.long),
+    ],
     ids=["alone", "two ranks", "killed", "no checkpoint but where rows are waited for"],
 )
 def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(

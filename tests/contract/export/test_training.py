@@ -167,7 +167,11 @@ ON_CPU = ["--draft-attn-impl", "sdpa", "--loss-implementation", "eager"]
 
 @pytest.mark.parametrize(
     ("algorithm", "model"),
-    [("dflash", "DFlashDraftModel"), ("dflash2", "DFlash2DraftModel"), ("xpress", "XPressDraftModel")],
+    [
+        ("dflash", "DFlashDraftModel"),
+        pytest.param("dflash2", "DFlash2DraftModel", marks=pytest.mark.long),
+        pytest.param("xpress", "XPressDraftModel", marks=pytest.mark.long),
+    ],
 )
 def test_speculators_trains_a_drafter_of_the_dflash_family(modelled, real, tmp_path, algorithm, model):
     """By the options of the command in `TRAIN.md`, on the trainer's own loader."""
