@@ -44,8 +44,8 @@ SLOW := slow or outside or (engine and not short)
 test: lint
 	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
 
-# Everything slower. An engine has threads of its own: three side by side are enough. Files are taken in random
-# order, not those of few tests last, which are the longest.
+# Everything slower. An engine has threads of its own: three side by side are enough. Files are taken in the order
+# of tests/conftest.py, not those of few tests last, which are the longest.
 test-all: install $(TRAINERS)
 	$(PYTEST) --maxprocesses 3 --no-loadscope-reorder -m "not long and ($(SLOW))"
 
