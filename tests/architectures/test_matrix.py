@@ -18,7 +18,6 @@ SHORT = {"PhiForCausalLM"}
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "key", [key if key in SHORT else pytest.param(key, marks=pytest.mark.long) for key in RECIPES]
 )

@@ -147,7 +147,6 @@ def assert_caught(plant: Plant, caught: Caught | None) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
 def test_what_is_planted_into_vllms_cache_is_caught(target, tmp_path):
     """1. A healthy job passes. 2. Each plant is caught by its check. 3. A healthy job passes again."""
     with session(tmp_path, target, "PlantedVllm") as vllm:
@@ -160,7 +159,6 @@ def test_what_is_planted_into_vllms_cache_is_caught(target, tmp_path):
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_the_layer_before_is_caught_on_vllm(target, tmp_path):
     with session(tmp_path, target, "LayerBeforeVllm") as vllm:
         (plant,) = plants(Stage.EVERYWHERE, "layer-before")

@@ -12,7 +12,6 @@ MAX_LEN = 256
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_a_compiled_engine_captures_the_models_states(tmp_path):
     """Lengths around a block and a chunk, then a prefix that is cached."""
     target = random_target(tmp_path / "qwen3", dtype="float32", max_position=MAX_LEN)

@@ -36,7 +36,6 @@ def a_word_of_the_answer(target: Path, sample: dict[str, Any]) -> str:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_answers_are_captured_right_in_one_pass_and_by_a_second_prefill(tmp_path, caplog):
     """1. Four jobs ask the same questions: at a temperature, greedily in both ways, and with a stop string.
 

@@ -25,7 +25,7 @@ from tests.support.plans import random_ids
 from tests.support.real_engine import TOLERANCE, early_gather, vllm_bench
 from tests.support.tiny_model import random_target
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 LAYERS = (2, 4, 8)
 MAX_LEN = 512

@@ -19,7 +19,7 @@ from tests.support.real_engine import early_gather, meter, vllm_bench
 from tests.support.tiny_model import random_target
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.usefixtures("no_block_is_lost")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("no_block_is_lost")]
 
 BLOCK, CHUNK, MAX_LEN = 32, 96, 512
 LAYERS = (2, 4, 8)

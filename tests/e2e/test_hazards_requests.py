@@ -27,7 +27,7 @@ from tests.support.real_engine import free_blocks, meter, truth_of, vllm_bench
 from tests.support.tiny_model import random_target
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.usefixtures("no_block_is_lost")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("no_block_is_lost")]
 
 MAX_LEN = 2048
 LAYERS = (2, 4, 8)

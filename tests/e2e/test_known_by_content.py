@@ -27,7 +27,6 @@ from tests.support.tiny_model import random_target
 from tests.support.waiting import until
 from tests.support.whole_model import whole_states
 
-pytestmark = pytest.mark.timeout(900)
 OPTIONS = {"enforce_eager": True, "compilation_config": {"custom_ops": ["none"]}}
 MODEL: dict[str, Any] = {"engine": "tests.support.model_engine:ModelEngine"}
 VLLM: dict[str, Any] = {"engine": Settings().engine, "engine_options": OPTIONS, "cpu_kv_cache_gib": 1}
@@ -55,7 +54,7 @@ class Node:
         def over() -> bool:
             return self.worker.exit_code() is not None or self.shop.store.read(jobs.state, job_id) in ENDED
 
-        asyncio.run(until(over, patience_s=300.0, poll_s=0.1))
+        asyncio.run(until(over, patience_s=600.0, poll_s=0.1))
         job = self.shop.store.read(jobs.job, job_id)
         assert job.state is JobState.COMPLETED, (job.problem, (self.folder / "log").read_text()[-4000:])
         return job_id

@@ -110,7 +110,6 @@ def week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Week]:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
 def test_a_week_of_nights_pushes_every_sample_once(week: Week) -> None:
     """1. Two nights. 2. On the third the worker is killed. 3. The fourth replaces its job, which
     ends with what it wrote, and takes the rest. 4. The fifth has no new file and pushes nothing. 5. On the

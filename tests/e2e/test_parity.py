@@ -71,7 +71,6 @@ def extract(tmp_path: Path, hub: FakeHub, target: Path, samples: list[list[int]]
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("arch", "dtype"),
     [

@@ -57,7 +57,6 @@ def assert_the_models(rows: dict[str, StoredRow], target: Path, about: str) -> N
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("architecture", "kind", "model_class"),
     [
@@ -79,7 +78,6 @@ def test_a_class_without_states_is_helped_out_of_it(tmp_path, architecture, kind
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_step_3_5_is_extracted_and_its_canary_passes(tmp_path):
     target = step3p5_target(tmp_path / "models" / "step3p5")
     shop = vllm_shop(tmp_path, target, engine_options=ON_CPU)
@@ -124,7 +122,6 @@ def extract_without_plugin(
 
 @pytest.mark.long
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("architecture", "model_class"),
     [

@@ -12,7 +12,7 @@ from tests.support.real_engine import assert_states, by_id, meter, stored_rows, 
 from tests.support.tiny_model import random_target
 
 LAYERS = (2, 4, 8)
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,6 @@ def supervised(row: StoredRow) -> list[int]:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_every_turn_is_the_targets_and_every_state_its_own(tmp_path: Path) -> None:
     """1. Five jobs ask the same questions. 2. Each answer is the model's after what is before it."""
     from transformers import AutoModelForCausalLM

@@ -31,7 +31,6 @@ def made_with(shop: Shop, job_id: str) -> dict[str, object]:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +57,7 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
                     or {shop.store.read(jobs.state, job) for job in job_ids} <= ENDED
                 )
 
-            asyncio.run(until(over, patience_s=300.0, poll_s=0.1))
+            asyncio.run(until(over, patience_s=400.0, poll_s=0.1))
             assert worker.exit_code() is None, f"the worker ended: {worker.exit_code()}"
             for job in [shop.store.read(jobs.job, job_id) for job_id in job_ids]:
                 assert job.state is JobState.COMPLETED, (job.problem, (tmp_path / "log").read_text())
@@ -74,7 +73,6 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_an_engine_whose_core_is_killed_is_started_again_and_every_row_is_captured_once(
     tmp_path: Path,
 ) -> None:
@@ -99,13 +97,13 @@ def test_an_engine_whose_core_is_killed_is_started_again_and_every_row_is_captur
             def committed() -> int:
                 return sum(unit.state is TaskState.DONE for unit in shop.store.read(units.of_job, job_id))
 
-            asyncio.run(until(lambda: committed() > 0, patience_s=200.0, poll_s=0.005))
+            asyncio.run(until(lambda: committed() > 0, patience_s=400.0, poll_s=0.005))
             # The core holds the model.
             children = psutil.Process(worker.pid).children(recursive=True)
             max(children, key=lambda child: child.memory_info().rss).kill()
             left = NUM_SAMPLES // 10 - committed()
             asyncio.run(
-                until(lambda: shop.store.read(jobs.state, job_id) in ENDED, patience_s=200.0, poll_s=0.1)
+                until(lambda: shop.store.read(jobs.state, job_id) in ENDED, patience_s=400.0, poll_s=0.1)
             )
             job = shop.store.read(jobs.job, job_id)
             assert job.state is JobState.COMPLETED, (job.problem, (tmp_path / "log").read_text())

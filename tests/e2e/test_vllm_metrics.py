@@ -22,7 +22,6 @@ ASKED = {name for query in dashboard_queries().values() for name in names_in(que
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
 def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +50,7 @@ def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(
                 def over(job_id: str = job_id) -> bool:
                     return worker.exit_code() is not None or shop.store.read(jobs.state, job_id) in ENDED
 
-                asyncio.run(until(over, patience_s=180.0, poll_s=0.1))
+                asyncio.run(until(over, patience_s=400.0, poll_s=0.1))
                 job = shop.store.read(jobs.job, job_id)
                 assert job.state is JobState.COMPLETED, (job.problem, (tmp_path / "log").read_text())
                 text = httpx2.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).raise_for_status().text

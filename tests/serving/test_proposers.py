@@ -24,8 +24,6 @@ from tests.serving.served import Refused, Served, serve
 from tests.serving.stored import PROMPTS, Stored
 from tests.support.engine_bench import relative_T
 
-pytestmark = pytest.mark.timeout(600)
-
 AUX, BELOW, ABOVE = (2, 4, 6), (1, 3, 5), (3, 5, 7)
 MASK_TOKEN = VOCAB_SIZE - 1
 STEPS = 3

@@ -172,6 +172,6 @@ async def free_blocks(bench: Bench) -> None:
 
     The engine empties it only when no request holds a block; one that is lost ends this by a timeout.
     """
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         while not await bench.engine._llm.reset_prefix_cache():
             await asyncio.sleep(0.01)

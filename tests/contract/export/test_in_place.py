@@ -23,7 +23,7 @@ from tests.support.file_plants import flip_bit, page
 from tests.support.jobs import Shop, conversations, request
 from tests.support.trainers import environment, loaded_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 COMPARED = """
 import json, pickle, sys

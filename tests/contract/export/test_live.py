@@ -26,7 +26,7 @@ from tests.support.roles import Capture
 from tests.support.tiny_model import random_target
 from tests.support.trainers import environment, loaded_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 KILLS = 3
 SAMPLES, BUDGET = 60, 5 * 2**20
