@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 LATE = 0.05
-"""A wait may end later by this share of its length: frequent looks would take a core from what is waited for."""
+"""A wait may end later by this share of its length: looking often takes a core from what is waited for."""
 
 
 async def until(
