@@ -81,7 +81,7 @@ def cluster(tmp_path: Path, postgres: Postgres) -> Iterator[Callable[..., Cluste
 
         def opening(target: Path, **settings: object) -> Cluster:
             url = opened.enter_context(postgres.database())
-            roots = {"source_roots": (tmp_path,), "database_url": url}
+            roots = {"source_roots": (tmp_path,), "database_url": url, "poll_s": 0.1}
             shop = Shop.open(tmp_path, target, **roots, **settings)
             opened.callback(shop.store.close)
             return Cluster(shop, tmp_path, opened.enter_context(ExitStack()))

@@ -38,6 +38,7 @@ def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(
         targets[0],
         engine=VLLM,
         engine_options=options,
+        poll_s=0.1,
         worker_metrics_port=port,
         log_format="json",
     )
