@@ -63,10 +63,8 @@ def _store(
     hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
     is_home = lease.item == HOME
     made = store.read(commits.waiting, lease.job_id, lease.item, storing.FULL_FILES)
-    # The planner's host may not know how many ranks the engines have. Units that are left have a shard each.
-    num_shards = store.read(commits.num_shards, lease.job_id)
-    progress = store.read(jobs.job, lease.job_id).progress
-    check_folder(num_shards + progress.units_planned - progress.units_done)
+    # The planner's host may not know how many ranks the engines have.
+    check_folder(store.read(commits.num_shards, lease.job_id))
     dataset, elsewhere = settings.dataset_dir(lease.job_id), {}
     if not is_home:  # scratch, which only this host reads
         dataset = settings.work_root / lease.job_id

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from schemas.job import JobState, JobSummary
 from schemas.names import CARD_PATH, FINAL_NORM_PATH, index_path, manifest_path, shard_path
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
+from service.host import host_of
 from service.settings import Settings
-from service.store import Store, commits, jobs, migration, storing, units
+from service.store import Store, Transaction, commits, hosts, jobs, migration, storing, units
+from service.store.tables import UNIT_COMMIT
 from tests.support.desk import REPO, TOKEN, etags, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
@@ -115,6 +118,27 @@ def test_a_job_of_more_shards_than_its_repository_takes_fails_at_the_first_commi
     problem = run.job().problem
     assert run.job().state is JobState.FAILED
     assert problem is not None and problem.field == "storage.shard_bytes"
+
+
+def test_a_host_that_is_given_up_meanwhile_does_not_make_a_unit_count_twice(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A repository takes as many shards as there are. 2. They are counted. 3. A host with one is lost."""
+    monkeypatch.setattr("service.artifacts.folder_limit.MAX_FOLDER_FILES", UNITS)
+    host_of(run.store, run.settings)
+    far = run.store.write(hosts.register, "1" * 32, "far", is_home=False)
+    of_far = update(UNIT_COMMIT).where(UNIT_COMMIT.c.unit == 2).values(host=far)
+    run.store.write(lambda tx: tx.connection.execute(of_far))
+    count = commits.num_shards
+
+    def lose_the_host(tx: Transaction, job_id: str) -> int:
+        counted = count(tx, job_id)
+        assert run.store.write(hosts.forget, "1" * 32) == 1
+        return counted
+
+    monkeypatch.setattr(commits, "num_shards", lose_the_host)
+    assert run.keep()
+    assert run.job().state is JobState.RUNNING and run.units_there() == [0, 1]
 
 
 def test_a_unit_of_more_shards_than_others_does_not_speak_for_them(
