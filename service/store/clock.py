@@ -32,8 +32,8 @@ def set_right(tx: Transaction, lease_s: float, rest_s: float) -> None:
         (TASK.c.not_before, and_(at_work, TASK.c.kind != TaskKind.WEBHOOK), wait_s),
         (TASK.c.not_before, OPEN_WEBHOOK, WAITS_S[-1]),
         (PAUSE.c.until, true(), LONGEST_S),
-        (SICKNESS.c.until, true(), max(rest_s, wait_s)),
         (WORKER.c.alive_until, true(), lease_s),
+        (SICKNESS.c.until, true(), max(rest_s, wait_s)),
         (HOST.c.seen_at, true(), GAP_S),
         (HOST.c.there_since, true(), GAP_S),
     ):

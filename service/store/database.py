@@ -1,8 +1,8 @@
 """Connections and transactions: the settings with which the same statements are correct on both databases.
 
 On SQLite a write transaction holds the database's one write lock from its start. On PostgreSQL it first locks
-one job's row (`transitions.lock_job`), or several in the order of their numbers, and rows of `task`, `worker`
-(in the order of their owners) and `host` last, so that transactions cannot deadlock.
+one job's row (`transitions.lock_job`), or several in the order of their numbers, and rows of `task`, `past`,
+`worker` (in the order of their owners), `sickness` and `host` last, so that transactions cannot deadlock.
 """
 
 import sqlite3

@@ -87,13 +87,13 @@ def forget(tx: Transaction, job_id: str) -> bool:
         if deleted == most:
             return True
         room -= deleted
-    workers.forget_refusals(tx, job_id)
     for table in (TASK, FINAL_NORM, REQUEST, CONSUMER):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
     totals.keep(tx, job.progress.model_dump(exclude={"plan_done"}))
     tx.connection.execute(delete(PAUSE).where(PAUSE.c.until <= tx.now))
     tx.connection.execute(delete(SUBMISSION).where(SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE))
+    workers.forget_refusals(tx, job_id)  # locks the workers after the totals, as a resume does
     return False
 
 

@@ -229,9 +229,14 @@ def _held_in_turn(tx: Transaction, lease: UnitLease) -> None:
     Otherwise two workers that fall sick at once would each count on the other to take the model.
     """
     tasks.held(tx, lease)
+    _lock_all(tx)
+    beat(tx, lease.owner, lease.ttl_s, host=lease.host)
+
+
+def _lock_all(tx: Transaction) -> None:
+    """Lock all workers in order, so that none is removed, and its sicknesses with it, until this ends."""
     tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
     tx.forget_time()
-    beat(tx, lease.owner, lease.ttl_s, host=lease.host)
 
 
 def _fall_sick(tx: Transaction, lease: UnitLease, model_sha256: str, **said: object) -> None:
@@ -342,6 +347,7 @@ def try_again(tx: Transaction, job_id: str) -> None:
 
 def forget_refusals(tx: Transaction, job_id: str) -> None:
     """Forget which workers' engines refused a job, as if none had looked at it."""
+    _lock_all(tx)
     tx.connection.execute(delete(SICKNESS).where(SICKNESS.c.model_sha256 == job_id))
 
 

@@ -17,6 +17,7 @@ from service.store import (
     HOME,
     Store,
     TaskState,
+    deletion,
     hosts,
     jobs,
     plans,
@@ -28,7 +29,7 @@ from service.store import (
     workers,
 )
 from service.store.schedule_tables import SCHEDULE
-from service.store.tables import HOST, JOB, TASK, WORKER
+from service.store.tables import HOST, JOB, SICKNESS, TASK, WORKER
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -104,6 +105,27 @@ def test_a_beat_that_removes_a_worker_that_is_gone_and_the_death_of_another_one_
     how = {"rest_s": 3600.0, "alone": False, "sound": False}
     death = partial(store.write, workers.engine_died, lease, EngineDied("why"), **how)
     behind(database, select(HOST), beat, death)
+
+
+@pytest.mark.parametrize("act", [jobs.resume, deletion.forget])
+def test_a_beat_that_removes_workers_that_are_gone_and_who_changes_their_sicknesses_both_succeed(
+    store: Store, database: Store, clock: Clock, act: Callable[..., object]
+) -> None:
+    """1. A beat removes two workers that refuse a job. 2. It is resumed or deleted. 3. Both wait for one."""
+    start_units(store)
+    for owner in ("a", "b", "c"):
+        store.write(workers.beat, owner, TTL_S)
+    for owner in ("a", "b"):
+        store.write(workers.pass_on, lease_unit(store, owner), EngineRefused("why"), 3600.0)
+    for owner in ("b", "a"):  # the rows are now in this order, and those of the sicknesses in the other
+        store.write(workers.beat, owner, TTL_S)
+    store.write(jobs.cancel, job_id(1))
+    if act is deletion.forget:
+        store.write(deletion.begin, job_id(1), with_dataset=False)
+    clock.advance((workers.GONE + 1) * TTL_S)
+    beat, changed = partial(store.write, workers.beat, "d", TTL_S), partial(store.write, act, job_id(1))
+    behind(database, select(SICKNESS).where(SICKNESS.c.owner == "b"), beat, changed)
+    assert store.read(lambda tx: tx.connection.scalars(select(WORKER.c.owner)).all()) == ["d"]
 
 
 def test_a_host_that_stores_its_last_unit_while_it_is_given_up_leaves_a_job_that_is_published(
