@@ -14,10 +14,12 @@ from service import sweeper
 from service.control.deletion import delete_job
 from service.errors import EngineRefused, IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
-from service.store import Store, Transaction, commits, deletion, jobs, keys, publishing, workers
+from service.store import Store, Transaction, commits, deletion, jobs, keys, publishing, schedules, workers
 from service.store.tables import JOB, METADATA, TASK
 from service.store.transitions import lock_job
 from service.work.keeper import Keeper
+from tests.contract.store.test_captured_samples import begin, commit
+from tests.contract.store.test_schedules import schedule
 from tests.support.roles import delete_old, sweep
 from tests.support.store_cases import (
     OWNER,
@@ -29,6 +31,7 @@ from tests.support.store_cases import (
     lease_unit,
     reach,
     start_units,
+    stop_job,
 )
 
 DAY_S = 86_400.0
@@ -56,6 +59,28 @@ def rows_left(store: Store) -> dict[str, int]:
             if table.name not in {"canary", "past", "submission"}
         }
     return {name: count for name, count in counts.items() if count}
+
+
+def rows_of_others(store: Store, job: str) -> dict[str, list[str]]:
+    with store.reading() as tx:
+        rows = {table.name: tx.connection.execute(select(table)).all() for table in METADATA.sorted_tables}
+    del rows["past"]
+    return {name: sorted(str(row) for row in some if job not in row) for name, some in rows.items()}
+
+
+def test_a_deletion_changes_no_row_of_another_job(store: Store, clock: Clock, tmp_path: Path) -> None:
+    """Not even of a run of the same schedule, whose samples would be captured again."""
+    store.write(schedules.add, schedule())
+    runs = []
+    for _ in range(2):
+        runs.append(begin(store, clock, 2))
+        commit(store, lease_unit(store, job=runs[-1]))
+        stop_job(store, runs[-1], JobState.FAILED)
+    store.write(jobs.cancel, runs[0])  # the second run publishes it
+    others = rows_of_others(store, runs[0])
+    assert others["captured_samples"] and others["unit_commit"] and others["task"]
+    delete_job(store, settings_in(tmp_path), runs[0], with_dataset=True)
+    assert rows_of_others(store, runs[0]) == others
 
 
 @pytest.mark.parametrize("state", JobState)
