@@ -136,11 +136,11 @@ def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
 
 
 def num_shards(tx: Transaction, job_id: str) -> int:
-    """Return how many shards a job will have, if each of the units that are left has one."""
+    """Return how many shards a job will have, if each unit that is left has one; 0 if the job is gone."""
     # One statement, so that a unit that is committed or lost with its host meanwhile is counted once.
     made = select(func.count()).where(SHARD.c.job_id == job_id).scalar_subquery()
     of_job = select(made + JOB.c.units_planned - JOB.c.units_done).where(JOB.c.id == job_id)
-    return int(tx.connection.execute(of_job).scalar_one())
+    return tx.connection.execute(of_job).scalar() or 0
 
 
 def gone_shards(tx: Transaction, job_id: str) -> list[str]:
