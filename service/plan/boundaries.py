@@ -82,8 +82,7 @@ class TurnFinder:
         prompt = self._render(self._messages[:turn], add_generation_prompt=True) if turn else None
         if turn and self._messages[turn - 1]["role"] in ASKING:
             return prompt
-        question = self._render(PROBE[:1])
-        header = self._render(PROBE[:1], add_generation_prompt=True).removeprefix(question)
+        header = self._header()
         if not header or (prompt or "").endswith(header):
             return prompt
         before = os.path.commonprefix([self._closings(turn)[2], self._whole])  # noqa: RUF071 - of characters
@@ -91,6 +90,11 @@ class TurnFinder:
         first = max(0, len(prompt or "") - len(header) + 1)
         begin = self._whole.rfind(header, first, len(before) + len(header) - 1)
         return self._whole[: begin + len(header)] if begin >= 0 else prompt
+
+    def _header(self) -> str:
+        """Return what a prompt has behind a question."""
+        question = self._render(PROBE[:1])
+        return self._render(PROBE[:1], add_generation_prompt=True).removeprefix(question)
 
     def trailer(self, turn: int) -> str:
         """Return what follows the end mark of the last turn but not that of `messages[turn]`."""
@@ -101,12 +105,13 @@ class TurnFinder:
         return extra if extra.strip() else ""
 
     def _start(self, turn: int) -> int:
-        """Find the start of the turn by how a prompt ends behind its last message, if that is a question.
+        """Find the start of the turn by how a prompt ends behind its last message, if it asks for an answer.
 
         If the turn begins otherwise, find it by the text before a stand-in for its content.
         """
         start = self._start_behind(turn) if turn else None
-        if start is not None and self._messages[turn - 1]["role"] in ASKING:
+        is_asked = turn and self._messages[turn - 1]["role"] in ASKING
+        if start is not None and (is_asked or self._whole[:start].endswith(self._header())):
             return start
         try:
             before = self._closings(turn)[2]

@@ -8,7 +8,7 @@ import pytest
 from service.plan.sources.rows import RejectedError
 from tests.support import templates
 from tests.support.tokenized import a_tokenizer, chat, decode, encoded, of_folder, pieces
-from tests.unit.plan.test_samples import CALL, CALL_TEXT, CALLED, EMPTY_THOUGHT, TWO, rejected
+from tests.unit.plan.test_samples import CALL, CALL_TEXT, CALLED, EMPTY_THOUGHT, THOUGHT, TWO, rejected
 
 ADD = {"type": "function", "function": {"name": "add"}}
 LEFT_OUT = [
@@ -104,15 +104,15 @@ def test_earlier_calls_are_found_where_results_may_only_follow_calls(tmp_path: P
     assert runs == ["Well.<|im_end|>", CALL_TEXT, "Two.<|im_end|>", EMPTY_THOUGHT + "Yes.<|im_end|>"]
 
 
-def test_an_answer_begins_behind_its_prompt_also_where_the_reasoning_before_its_results_is_dropped(
+def test_an_answer_begins_behind_its_prompt_also_where_the_reasoning_before_it_is_dropped(
     tmp_path: Path,
 ) -> None:
     """As in the templates of GLM 4.5 and gpt-oss."""
     empty = "{%- if not message.reasoning_content or loop.index0 < ns.last_query %}{{ '<think></think>' }}"
     reasons = "{%- if loop.index0 > ns.last_query and (loop.last or message.reasoning_content) %}"
     template = templates.QWEN3.replace(reasons, empty + "{% else %}")
-    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*CALLED, *TWO[:2]))
-    said = (CALL_TEXT, "Two.<|im_end|>", "It is one.<|im_end|>")
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*CALLED, "assistant: Or so.", *TWO[:2]))
+    said = (CALL_TEXT, "Two.<|im_end|>", "Or so.<|im_end|>", "It is one.<|im_end|>")
     assert runs == [f"<think></think>{text}" for text in said]
 
 
@@ -195,6 +195,12 @@ def test_the_header_of_an_answer_that_follows_no_question_is_not_supervised(
 ) -> None:
     runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*turns, f"assistant: {second}"))
     assert runs == ["It is one.<|im_end|>", f"{second}<|im_end|>"]
+
+
+def test_the_header_of_a_second_answer_is_not_supervised_where_reasoning_is_dropped(tmp_path: Path) -> None:
+    template = templates.QWEN3.replace("if add_gen", "if messages[-1].role == 'user' and add_gen")
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*THOUGHT[:2], "assistant: Sorry.", *TWO[2:]))
+    assert runs[:2] == ["Since.<|im_end|>", "Sorry.<|im_end|>"]
 
 
 @pytest.mark.parametrize("first", [TWO[:2], TWO[1:2]])
