@@ -175,14 +175,17 @@ class SampleTokenizer:
     def _marked_spans(self, chat: Conversation, last_turn: int, *, last_only: bool) -> Sequence[Span]:
         """Return the `{% generation %}` spans.
 
-        With `last_only`, return only those that the turns before the last do not have. Alone, these may end
-        with a mark that the whole conversation does not have there, such as Phi-3's, which ends it.
+        With `last_only`, return only those that the conversation does not have without the last turn. Such
+        may end with a mark that the whole conversation does not have there, such as Phi-3's, which ends it.
         """
         spans = chat.rendering.generated
-        before = chat.messages[:last_turn]
+        before, after = chat.messages[:last_turn], chat.messages[last_turn + 1 :]
         if not last_only or not any(message["role"] == "assistant" for message in before):
             return spans
-        earlier = replace(chat, messages=before).rendering
+        try:  # a question after the turn may drop the reasoning before it
+            earlier = replace(chat, messages=[*before, *after]).rendering
+        except RenderFailed:  # two questions in a row, or a result without a call
+            earlier = replace(chat, messages=before).rendering
         texts = [chat.rendering.text[slice(*span)] for span in spans]
         said = [earlier.text[slice(*span)] for span in earlier.generated]
         num = len(said)

@@ -152,7 +152,10 @@ def test_the_tools_of_a_sample_reach_its_template(tmp_path: Path) -> None:
     assert "# Tools" in whole
 
 
-@pytest.mark.parametrize("template", [templates.CHATML, templates.GENERATION, templates.QWEN3])
+STRICT_MARKED = templates.STRICT_ROLES.replace(templates.CHATML, templates.GENERATION)
+
+
+@pytest.mark.parametrize("template", [templates.CHATML, templates.GENERATION, templates.QWEN3, STRICT_MARKED])
 def test_last_turn_supervises_the_last_assistant_turn_alone(tmp_path: Path, template: str) -> None:
     runs, _ = pieces(a_tokenizer(tmp_path, template, loss="last_turn"), chat(*TWO, "user: Bye."))
     assert runs == ["Now two.<|im_end|>"]

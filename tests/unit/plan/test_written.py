@@ -116,6 +116,18 @@ def test_an_answer_begins_behind_its_prompt_also_where_the_reasoning_before_it_i
     assert runs == [f"<think></think>{text}" for text in said]
 
 
+def test_the_last_turn_is_found_where_a_question_behind_it_drops_the_reasoning_before_it(
+    tmp_path: Path,
+) -> None:
+    """As in TRL's template for Diffusion Gemma, which marks the reasoning, the calls and the content each."""
+    think = "{% generation %}{{ message.reasoning_content }}{% endgeneration %}"
+    marked = f"'assistant' %}}{{% if messages[-1].role != 'user' %}}{think}{{% endif %}}"
+    template = templates.GENERATION.replace("'assistant' %}", marked, 1)
+    tokenizer = a_tokenizer(tmp_path, template, loss="last_turn")
+    runs, whole = pieces(tokenizer, chat(*THOUGHT[:2], "assistant: Sorry.", "user: Bye."))
+    assert runs == ["Sorry.<|im_end|>"] and "Let me see." not in whole
+
+
 @pytest.mark.parametrize("function", [{}, {"function": None}, {"function": "add"}])
 def test_the_end_of_an_earlier_call_is_found_whatever_its_form(
     tmp_path: Path, function: dict[str, Any]
