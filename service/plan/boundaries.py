@@ -110,9 +110,12 @@ class TurnFinder:
         If the turn begins otherwise, find it by the text before a stand-in for its content.
         """
         start = self._start_behind(turn) if turn else None
-        is_asked = turn and self._messages[turn - 1]["role"] in ASKING
-        if start is not None and (is_asked or self._whole[:start].endswith(self._header())):
-            return start
+        if start is not None:
+            if self._messages[turn - 1]["role"] in ASKING:
+                return start
+            header = self._header()
+            if header and self._whole[:start].endswith(header):
+                return start
         try:
             before = self._closings(turn)[2]
         except RenderFailed:
