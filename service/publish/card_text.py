@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from schemas.dataset.jobs_table import JobEntry
 from schemas.names import is_local_model
@@ -19,6 +20,19 @@ def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
     """Return the card's body; `groups` has the jobs of each states configuration, at least one each."""
     every = [job for group in groups.values() for job in group]
     groups = {name: groups[name] for name in sorted(groups)}
+    return _template().render(
+        groups=groups,
+        every=every,
+        newest={name: _newest(group) for name, group in groups.items()},
+        rejects={name: _rejects(group) for name, group in groups.items()},
+        index_config=INDEX_CONFIG,
+        storage=STORAGE,
+    )
+
+
+@cache
+def _template() -> Template:
+    """Return the card's template: compiling it takes longer than rendering it."""
     environment = Environment(  # noqa: S701 - the output is Markdown; `cell` escapes table cells
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined
     )
@@ -29,14 +43,7 @@ def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
         linked=_linked,
         draft_sizes=_draft_sizes,
     )
-    return environment.get_template("card.md.jinja").render(
-        groups=groups,
-        every=every,
-        newest={name: _newest(group) for name, group in groups.items()},
-        rejects={name: _rejects(group) for name, group in groups.items()},
-        index_config=INDEX_CONFIG,
-        storage=STORAGE,
-    )
+    return environment.get_template("card.md.jinja")
 
 
 def _newest(group: Sequence[JobEntry]) -> list[JobEntry]:

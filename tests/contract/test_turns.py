@@ -182,36 +182,60 @@ def call(name: str, arguments: str = '{"a": 1}') -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+FIRST = {
+    "same": call("add", '{"a": 7}'),
+    "another": call("look"),
+    "none": "it is two",
+    "unknown": call("fly"),
+    "broken": call("add", "[1]"),
+}
+"""What the target answers first, by the conversation's id, which its question has."""
+
+
+def asked(name: str) -> dict[str, Any]:
+    """Return the conversation with tools whose question names it."""
+    (question, *rest) = WITH_TOOLS["messages"]
+    return WITH_TOOLS | {"id": name, "messages": [question | {"content": f"{name}: one and one?"}, *rest]}
+
+
+def by_question(prompt: str) -> Said:
+    """Return the next answer: the conversation's own first one, then those to the source's results."""
+    (first,) = (said for name, said in FIRST.items() if f"{name}: one and one?" in prompt)
+    return by_results((first, "end"), ("Two, I say.", "end"), ("Sure.", "end"))(prompt)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("talked", [CALLS], indirect=True)
-@pytest.mark.parametrize(
-    ("first", "options", "rows", "rejected", "count"),
-    [
-        (call("add", '{"a": 7}'), {}, 3, [], None),
-        (call("look"), {}, 1, ["conversation-ended"] * 2, "another tool"),
-        (call("look"), {"endings": {"other_tool": "reject"}}, 0, ["answer-rejected"] * 3, "another tool"),
-        ("it is two", {}, 1, ["conversation-ended"] * 2, "another tool"),
-        (call("fly"), {}, 0, ["broken-tool-call"] * 3, "broken tool call"),
-        (call("add", "[1]"), {}, 0, ["broken-tool-call"] * 3, "broken tool call"),
-    ],
-    ids=["the same tool", "another", "another is rejected", "none", "unknown", "broken"],
-)
-def test_a_call_is_followed_by_the_sources_result_if_it_is_of_the_same_tool(
-    talked: Talked, first: str, options: dict[str, Any], rows: int, rejected: list[str], count: str | None
-) -> None:
+def test_a_call_is_followed_by_the_sources_result_if_it_is_of_the_same_tool(talked: Talked) -> None:
     """vLLM's own parser reads it. Whatever the arguments are, the result is the source's."""
-    script = by_results((first, "end"), ("Two, I say.", "end"), ("Sure.", "end"))
-    other = {"id": "other", "text": "keeps the job from having no row"}
-    job = talked.run(script, WITH_TOOLS, other, tool_parser="hermes", max_tokens=80, **options)
+    job = talked.run(by_question, *map(asked, FIRST), tool_parser="hermes", max_tokens=80)
     assert job.state is JobState.COMPLETED, job.problem
-    assert [reason for _, _, reason in talked.rejects(job)] == rejected
-    found = [row for row in talked.rows(job) if row[0] != "other"]
-    assert len(found) == rows
-    if rows == 3:
-        assert [runs for _, _, runs in found] == [[f"{first}{END}"], [f"Two, I say.{END}"], [f"Sure.{END}"]]
-        assert f"{first}{END}\n<|im_start|>tool\n2{END}" in found[1][1]
-    if count is not None:
-        assert talked.counts(job)[count] == 1
+    ended, broken = "conversation-ended", "broken-tool-call"
+    assert set(talked.rejects(job)) == {
+        *((f"{name}#turn-{turn}", turn, ended) for name in ("another", "none") for turn in (2, 3)),
+        *((f"{name}#turn-{turn}", turn, broken) for name in ("unknown", "broken") for turn in (1, 2, 3)),
+    }
+    rows = {source_id: (text, runs) for source_id, text, runs in talked.rows(job)}
+    assert set(rows) == {"same#turn-1", "same#turn-2", "same#turn-3", "another#turn-1", "none#turn-1"}
+    first = FIRST["same"]
+    said = [f"{first}{END}", f"Two, I say.{END}", f"Sure.{END}"]
+    assert [rows[f"same#turn-{turn}"][1] for turn in (1, 2, 3)] == [[text] for text in said]
+    assert f"{first}{END}\n<|im_start|>tool\n2{END}" in rows["same#turn-2"][0]
+    counts = talked.counts(job)
+    assert (counts["another tool"], counts["broken tool call"]) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("talked", [CALLS], indirect=True)
+def test_a_call_of_another_tool_than_the_sources_is_rejected_if_so_asked(talked: Talked) -> None:
+    choice = {"tool_parser": "hermes", "max_tokens": 80, "endings": {"other_tool": "reject"}}
+    job = talked.run(by_question, asked("same"), asked("another"), **choice)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert {(turn, reason) for _, turn, reason in talked.rejects(job)} == {
+        (turn, "answer-rejected") for turn in (1, 2, 3)
+    }
+    assert {source_id.split("#")[0] for source_id, _, _ in talked.rows(job)} == {"same"}
+    assert talked.counts(job)["another tool"] == 1
 
 
 def by_results(*answers: Said) -> Callable[[str], Said]:
