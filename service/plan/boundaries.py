@@ -89,7 +89,9 @@ class TurnFinder:
         # Such a header may begin with the end mark of the message before, which the prompt has.
         first = max(0, len(prompt or "") - len(header) + 1)
         begin = self._whole.rfind(header, first, len(before) + len(header) - 1)
-        return self._whole[: begin + len(header)] if begin >= 0 else prompt
+        if begin >= 0:
+            return self._whole[: begin + len(header)]
+        return prompt if prompt == before else None  # the header may open reasoning that is dropped
 
     def _header(self) -> str:
         """Return what a prompt has behind a question."""
@@ -163,15 +165,26 @@ class TurnFinder:
         if after.startswith(closing):
             rest = after[len(closing) :]
         elif not calls and mark and (closing.startswith(mark) or closing.rstrip() == self._mark_of(closing)):
-            # The last turn ends with more text than an earlier one, or with a different mark. Behind
-            # arguments a mark may be their own, such as Gemma 4's quotation mark.
-            rest = after[len(mark) :]
+            # The last turn ends with more text than an earlier one, or with a different mark, or only it
+            # ends with one. Behind arguments a mark may be their own, such as Gemma 4's quotation mark.
+            rest = after if self._has_no_mark(turn, closing) else after[len(mark) :]
         else:
             fault = f"the last turn is closed by {closing[:80]!r}, which an earlier turn is not"
             raise UnstableBoundaries(fault)
         if not self._whole.endswith(rest):
             raise UnstableBoundaries(f"the text after turn {turn} depends on what it says")
         return len(self._whole) - len(rest)
+
+    def _has_no_mark(self, turn: int, closing: str) -> bool:
+        """Return whether a mark after the turn begins what follows: a prompt and a question then differ."""
+        said = [*self._messages[:turn], {"role": "assistant", "content": self._stand_in}]
+        try:
+            prompt = self._split(self._render(said, add_generation_prompt=True))[1]
+            question = self._split(self._render([*said, PROBE[0]]))[1]
+        except (RenderFailed, UnstableBoundaries):
+            return False
+        begins = {self._mark_of(prompt), self._mark_of(question)}
+        return len(begins) > 1 and begins.isdisjoint({"", self._mark_of(closing)})
 
     def _closings(self, turn: int, calls: Sequence[Any] | None = None) -> tuple[str, str, str]:
         """Return what follows the stand-in as the last turn, and what follows and precedes it in place.

@@ -215,12 +215,30 @@ def test_the_header_of_a_second_answer_is_not_supervised_where_reasoning_is_drop
     assert runs[:2] == ["Since.<|im_end|>", "Sorry.<|im_end|>"]
 
 
+def test_the_header_of_a_second_answer_is_not_supervised_where_it_opens_no_reasoning(tmp_path: Path) -> None:
+    """As in Reka Edge's template, where two answers come before the first question."""
+    template = templates.QWEN3_THINKING.replace("if add_gen", "if messages[-1].role == 'user' and add_gen")
+    template = template.replace("if loop.index0 > ns.last_query", "if -1 < ns.last_query < loop.index0")
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat("assistant: Hello.", "assistant: Sorry.", *TWO))
+    assert runs[:2] == ["Hello.<|im_end|>", "Sorry.<|im_end|>"]
+
+
 @pytest.mark.parametrize("first", [TWO[:2], TWO[1:2]])
 def test_the_header_of_a_later_answer_may_begin_with_the_end_of_the_one_before(
     tmp_path: Path, first: tuple[str, ...]
 ) -> None:
     runs, _ = pieces(a_tokenizer(tmp_path, LEFT_OPEN), chat(*first, "assistant: Sorry."))
     assert runs == ["It is one.", "Sorry."]
+
+
+@pytest.mark.parametrize("second", ["assistant: Sorry.", "user: Sure?"])
+def test_what_begins_the_next_message_ends_no_answer(tmp_path: Path, second: str) -> None:
+    """As in axolotl's template for Metharme, which ends no turn, and all with the end token."""
+    template = """
+{%- for m in messages %}{{ ('<|start|>' if m.role == 'user' else '<|message|>') + m.content }}{% endfor %}
+{{- '<|message|>' if add_generation_prompt else eos_token }}"""
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*TWO[:2], second, *TWO[2:]))
+    assert (runs[0], runs[-1]) == ("It is one.", "Now two.</s>")
 
 
 @pytest.mark.parametrize(
