@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -158,11 +158,8 @@ class SampleTokenizer:
             inside = encoding.tokens(start, end)
             if ends is not None:
                 span = start, self.texts.end_of_turn(text, encoding, start, end)
-                inside = _said(text, encoding, span, answers[place], ends[place])
+                inside = _said(text, encoding, span, answers[place], ends[place], self.texts.marks.values())
             mask[inside] = 1
-            last = encoding.ids[inside][-1:].tolist()
-            if ends is not None and last and last[0] in self.texts.marks.values() and last[0] != ends[place]:
-                mask[inside.stop - 1] = 0
         return Tokenized(encoding.ids.astype(np.int32), mask)
 
     def check_vocabulary(self, ids: npt.NDArray[Any]) -> None:
@@ -275,21 +272,29 @@ def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:
     return Tokenized(ids.astype(np.int32), np.ones(len(ids), dtype=np.uint8))
 
 
-def _said(text: str, encoding: Encoding, span: Span, answer: Mapping[str, Any], end: int | None) -> slice:
+def _said(
+    text: str,
+    encoding: Encoding,
+    span: Span,
+    answer: Mapping[str, Any],
+    end: int | None,
+    marks: Collection[int],
+) -> slice:
     """Return the tokens of a span that the target generated: its answer, and the mark with which it ended it.
 
     What the template adds is excluded. If the answer's text is not in the span literally, return the whole
-    span.
+    span, without a different mark at its end.
     """
     inside, content = encoding.tokens(*span), answer["content"]
     content = content if content in text[slice(*span)] else content.strip()
+    last = encoding.ids[inside][-1:].tolist()
+    stop = inside.stop - int(bool(last) and last[0] in marks)
     # The template may have written the same before the answer, such as `a` in a channel's name.
-    at = text.rfind(content, span[0], int(encoding.starts[inside.stop - 1]))
+    at = text.rfind(content, span[0], int(encoding.starts[stop]) if stop < inside.stop else span[1])
     at = text.find(content, *span) if at < 0 else at
     if at < 0 or "tool_calls" in answer or "reasoning_content" in answer:
-        return inside
-    nothing = slice(inside.stop - 1, inside.stop - 1)
-    said = encoding.tokens(at, at + len(content)) if content else nothing
+        return inside if last == [end] else slice(inside.start, stop)
+    said = encoding.tokens(at, at + len(content)) if content else slice(stop, stop)
     follows = encoding.ids[said.stop : said.stop + 1]
     return slice(said.start, said.stop + int(len(follows) > 0 and follows[0] == end))
 

@@ -251,6 +251,7 @@ def test_what_begins_the_next_message_ends_no_answer(tmp_path: Path, second: str
         (templates.GENERATION.replace("end|>' }}{% endg", "end|>\\n' }}{% endg"), "end", "<|im_end|>"),
         (templates.CHATML, "", "<|im_end|>"),
         (templates.CHATML.replace("<|im_end|>", ""), "It is one.", ""),
+        (templates.KEEPS_REASONING.replace("+ '<|im_end|>\\n' ", ""), "in", ""),
     ],
 )
 def test_an_answer_of_the_target_is_found_behind_what_the_template_writes_before_it(
@@ -263,6 +264,13 @@ def test_an_answer_of_the_target_is_found_behind_what_the_template_writes_before
     places = row.mask.nonzero()[0]
     assert decode(tokenizer, row.ids[places]) == answer + end
     assert decode(tokenizer, row.ids[places[-1] + 1 :]).isspace() or places[-1] == len(row.ids) - 1
+
+
+def test_an_answer_of_the_target_that_was_cut_behind_an_added_token_keeps_it(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 16})
+    told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so<|end|>"}]
+    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=[None])
+    assert decode(tokenizer, row.ids[row.mask.nonzero()[0]]) == "so<|end|>"
 
 
 def test_an_answer_of_the_target_that_has_no_place_in_the_rendering_is_a_reject(tmp_path: Path) -> None:
