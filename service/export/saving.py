@@ -37,7 +37,8 @@ def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
     """
     content_bytes = BytesIO()
     torch.save(_alone(content), content_bytes)
-    _write(path, content_bytes.getbuffer())
+    with content_bytes.getbuffer() as view:  # one that an error keeps crashes Python 3.12.1's collector
+        _write(path, view)
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
