@@ -27,7 +27,7 @@ LAYERS = (2, 4, 8)
 SLOTS = 16
 LENGTHS = [2 * SLOTS + SLOTS // 2, 3 * SLOTS - 1, 2 * SLOTS + 1, 1]
 NUM_SAMPLES = 24
-LOST_S = 1.0
+LOST_S = 3.0
 """How long a receipt that never comes is waited for."""
 
 

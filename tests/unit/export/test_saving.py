@@ -1,6 +1,5 @@
 """The writers of files, against the libraries that read them."""
 
-import gc
 from io import BytesIO
 from pathlib import Path
 
@@ -56,10 +55,10 @@ def test_torch_writes_the_same_bytes_whatever_the_file_is_called(tmp_path: Path,
     assert (tmp_path / "file").read_bytes() == expected.getvalue()
 
 
-def test_what_could_not_be_written_is_freed_with_its_error(tmp_path: Path):
-    """With a view of its bytes left, the collector reports an error; on Python 3.12.1 it ends the process."""
-    try:
+def test_an_error_keeps_no_view_of_what_could_not_be_written(tmp_path: Path):
+    """With one left, the collector reports an error; on Python 3.12.1 it ends the process."""
+    with pytest.raises(IsADirectoryError) as error:
         save_torch(tmp_path, torch.zeros(8))
-    except IsADirectoryError as error:
-        error.held_by = [error]  # as a future and a traceback hold it
-    gc.collect()
+    values = [value for entry in error.traceback for value in entry.locals.values()]
+    (written,) = (value for value in values if isinstance(value, BytesIO))
+    written.truncate(0)  # a BufferError while there is a view
