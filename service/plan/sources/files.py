@@ -158,8 +158,13 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
     return {
         name.as_posix(): file
         for name, file in files.items()
-        if file.is_file() and not any(part.startswith(".") for part in name.parts)
+        if file.is_file() and not any(map(_is_left_out, name.parts))
     }
+
+
+def _is_left_out(name: str) -> bool:
+    """Return whether a folder or file is hidden, or holds temporary output of a running Hadoop or Spark job."""
+    return name.startswith(".") or name == "_temporary"
 
 
 def _is_complete(file: Path, source: FileSource) -> bool:
@@ -173,18 +178,17 @@ def _is_complete(file: Path, source: FileSource) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files in and below a folder, except hidden ones and those in hidden folders.
+    """Yield the files in and below a folder that are not left out.
 
-    Temporary output of running Hadoop and Spark jobs is skipped. Raises OSError for an unreadable folder:
-    otherwise its rows would be silently missing.
+    Raises OSError for an unreadable folder: otherwise its rows would be silently missing.
     """
 
     def refuse(error: OSError) -> NoReturn:
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "_temporary"]
-        paths = [Path(parent, name) for name in names if not name.startswith(".")]
+        folders[:] = [name for name in folders if not _is_left_out(name)]
+        paths = [Path(parent, name) for name in names if not _is_left_out(name)]
         yield from (path for path in paths if path.is_file())
 
 

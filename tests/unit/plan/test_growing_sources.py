@@ -102,10 +102,11 @@ def test_a_file_whose_time_is_in_the_future_waits_no_longer_than_others(
     assert ids(opened(tmp_path, source)) == ["copied.jsonl:0"]
 
 
-def test_what_spark_has_not_committed_is_not_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [".", "**/*.jsonl"])
+def test_what_spark_has_not_committed_is_not_there(tmp_path: Path, path: str) -> None:
     drop(tmp_path / "_temporary" / "0" / "part-0.jsonl")
     drop(tmp_path / "part-0.jsonl")
-    assert ids(opened(tmp_path, {"kind": "file", "path": str(tmp_path)})) == ["part-0.jsonl:0"]
+    assert ids(opened(tmp_path, {"kind": "file", "path": path})) == ["part-0.jsonl:0"]
 
 
 @pytest.mark.parametrize("path", [".", "*.jsonl"])
