@@ -1,5 +1,6 @@
 """Writes `docs/settings.md`: python -m tests.support.settings_page."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def _default(name: str, field: FieldInfo) -> str:
     value = field.default
     if value is None:
         return "unset"
-    if isinstance(value, tuple | dict):
-        return "`[]`" if isinstance(value, tuple) else "`{}`"
+    if isinstance(value, tuple | dict | bool):
+        return f"`{json.dumps(value)}`"
     if name.endswith("_bytes"):
         size = next(size for size in UNITS if value % size == 0)
         return f"{value} ({value // size} {UNITS[size]})"
