@@ -163,7 +163,7 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
 
 
 def _is_left_out(name: str) -> bool:
-    """Return whether a folder or file is hidden, or holds temporary output of a running Hadoop or Spark job."""
+    """Return whether a folder or file is hidden, or holds what a running Hadoop or Spark job writes."""
     return name.startswith(".") or name == "_temporary"
 
 
