@@ -23,7 +23,7 @@ COUNTERS = {
     "committed_tokens": ("Tokens in committed shards.", "tokens_written"),
     "committed_bytes": ("Bytes of committed shards.", "bytes_written"),
     "committed_units": ("Units committed.", "units_done"),
-    "failed_units": ("Units that failed for good, each time.", "units_failed"),
+    "failed_units": ("Units that failed, counted again where one fails after a resume.", "units_failed"),
     "stored_units": ("Units that their job's repository holds, or all consumers have.", "units_stored"),
     "evicted_bytes": ("Bytes of shards that no host keeps any more.", "bytes_gone"),
 }
@@ -45,7 +45,7 @@ class JobMetrics(Collector):
             views = hosts.views(tx)
             families = [*_jobs(tx), *_workers(tx, views), *_hosts(views, tx.now), *_schedules(tx)]
         yield from families
-        what = "Workers beside the API that end as soon as they start."
+        what = "Workers of this service that keep exiting."
         yield gauge("lost_workers", what, [(self._workers_lost(),)])
         with suppress(OSError):
             free = shutil.disk_usage(self._data_dir).free
@@ -65,9 +65,9 @@ def _jobs(tx: Transaction) -> Iterator[Metric]:
     counted = totals.totals(tx)
     for name, (what, field) in COUNTERS.items():
         yield CounterMetricFamily(f"quarry_{name}", what, value=getattr(counted, field))
-    what = "Seconds for which nothing has happened in a job with a task that a worker may take: the longest."
+    what = "Longest time since the last event of a job that has a task for a worker to take."
     yield gauge("oldest_runnable_task_seconds", what, backlog.runnable(tx).items(), "kind")
-    what = "Age of the oldest lease of a kind of task, by the worker or its process that has it."
+    what = "Age of the oldest lease, by kind of task and by the worker, or its process, that holds it."
     leases = [(*of, age) for of, age in backlog.leased(tx).items()]
     yield gauge("oldest_leased_task_seconds", what, leases, "kind", "worker")
 
@@ -77,7 +77,7 @@ def _workers(tx: Transaction, views: Sequence[HostView]) -> Iterator[Metric]:
     sick = sorted(workers.sick(tx), key=lambda one: one.deaths)
     # Of two checkpoints with the same name, the higher number wins.
     deaths = {(one.owner, one.host, one.host_id, one.model): one.deaths for one in sick}
-    what = "Deaths in a row of a worker's engine over a model not proven since; 0: it refuses a job."
+    what = "Consecutive deaths of a worker's engine on a model not captured since; 0: it refuses a job."
     labels = ("worker", "host", "host_id", "model")
     yield gauge("worker_engine_deaths", what, [(*of, number) for of, number in deaths.items()], *labels)
 
@@ -85,15 +85,15 @@ def _workers(tx: Transaction, views: Sequence[HostView]) -> Iterator[Metric]:
 def _hosts(views: Sequence[HostView], now: datetime) -> Iterator[Metric]:
     for name, field, what in (
         ("unstored_units", "units_to_store", "Units captured for repositories that do not hold them yet."),
-        ("unstored_bytes", "bytes_to_store", "Bytes of the shards of these units."),
-        ("scratch_used_bytes", None, "Bytes of shards that wait to leave, of which the host has a limit."),
-        ("scratch_limit_bytes", None, "QUARRY_SCRATCH_BYTES of the host's workers: capture waits there."),
+        ("unstored_bytes", "bytes_to_store", "Bytes of the shards of units to store."),
+        ("scratch_used_bytes", None, "Bytes of shards that wait to be stored or consumed, where there is a limit."),
+        ("scratch_limit_bytes", None, "QUARRY_SCRATCH_BYTES of the host's workers, at which capture waits."),
     ):
         said = ((one, getattr(one, field or name)) for one in views)
         rows = [(one.name, one.id, number) for one, number in said if number is not None]
         yield gauge(f"host_{name}", what, rows, "host", "host_id")
     ages = [(one.name, one.id, (now - (one.to_store_since or now)).total_seconds()) for one in views]
-    what = "Time since the first of these units was committed whose job still captures."
+    what = "Time since the oldest unit to store was committed, of jobs that are still capturing."
     yield gauge("host_oldest_unstored_seconds", what, ages, "host", "host_id")
 
 
