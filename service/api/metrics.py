@@ -86,7 +86,7 @@ def _hosts(views: Sequence[HostView], now: datetime) -> Iterator[Metric]:
     for name, field, what in (
         ("unstored_units", "units_to_store", "Units captured for repositories that do not hold them yet."),
         ("unstored_bytes", "bytes_to_store", "Bytes of the shards of units to store."),
-        ("scratch_used_bytes", None, "Bytes of shards that wait to be stored or consumed, where there is a limit."),
+        ("scratch_used_bytes", None, "Bytes of shards to be stored or consumed, if there is a limit."),
         ("scratch_limit_bytes", None, "QUARRY_SCRATCH_BYTES of the host's workers, at which capture waits."),
     ):
         said = ((one, getattr(one, field or name)) for one in views)

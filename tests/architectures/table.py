@@ -13,21 +13,21 @@ from tests.architectures.target import digest
 INTRO = f"""\
 # Architectures
 
-Which models Quarry captures rightly. `make architectures` writes this page from
+Which models Quarry captures correctly. `make architectures` writes this page from
 [architectures.json](architectures.json), which has every layer's numbers; edit neither.
 
 Each row is a job that ran through the service on the real engine: a random model of {NUM_LAYERS} decoder
 layers, made from its config class in transformers; {len(LENGTHS) + len(TAILS)} prompts of {min(LENGTHS)}
 to {max(LENGTHS)} tokens, around the engine's block, longer than a chunk of the prefill, two with a
 prefix of {SHARED} tokens in common; every layer captured, with canary and logit check. Then every stored
-row was held against a transformers forward pass in float32.
+row was compared with a transformers forward pass in float32.
 
 - **pass**: the job was completed, and every layer of every row is the model's. In float32 the worst
   token may be {FLOAT32_TOLERANCE:.0e} off; in bfloat16 the median token {MEDIAN_FACTOR} times as far as
   transformers' own in bfloat16.
 - **refused**: the job ended with the reason that is given, and nothing was stored.
 - **cannot run on CPU**: the engine's CPU build, or a package that it lacks here, stops at the model. It
-  says nothing of a GPU.
+  says nothing about a GPU.
 
 `route` is how the engine was made to return states, as the manifest says: by its own class (`native`),
 by ours (`plugin`), by its Transformers backend (`transformers`). `layers` are vLLM's ids. The cosine and
@@ -35,8 +35,8 @@ the error, a token's distance over the length of its state, are those of the wor
 layer; in brackets are transformers' own in the same dtype, where single tokens may go to other
 experts. `logits` counts the rows whose next token, recomputed from the sealed bytes, is the engine's.
 
-A model that is not in the table is decided by its canary when its first job runs, and so is one that is:
-a published checkpoint is not a random one."""
+The canary of a model's first job decides whether it can be captured, also for a model in the table: a
+published checkpoint is not a random one."""
 
 NOT_TARGETS = {
     "drafter": "drafters, which learn from states and are no targets",

@@ -41,8 +41,9 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.SEEN: (
         "every row, capture",
-        "no two tokens have the same bytes as states, among as many tokens as the engine's cache holds. "
-        "Layer 0 is left out: its states are embeddings",
+        "no state has the bytes of a different token's: one such pair within a row is refused, two with "
+        "earlier rows. A table holds the latest states, one for each token of the engine's cache, 2^20 at "
+        "most. Layer 0 is left out: its states are embeddings",
     ),
     Check.COPY: (
         "every row, capture",
@@ -97,8 +98,8 @@ planned, loaded or compared, its job fails by name; an engine that is already ru
 ## What cannot be seen
 
 - In a single row, a mistake that keeps every state in its row exactly once, and layer N's last state in its
-  place (below): no check of a single row can detect it. An engine makes such a mistake in every row, because
-  the same code runs for each, and then the canary stops the job.
+  place (see below): no check of a single row can detect it. An engine makes such a mistake in every row,
+  because the same code runs for each, and then the canary stops the job.
 - Two rows that exchange their states, if the token that follows is equally likely in both. Of the demo's
   conversations, which all end in the same words, 2 pairs in 1,000 would pass in one direction, and both
   directions are checked.
@@ -125,7 +126,7 @@ plants the failures that concern states in such a job (`tests/drill/test_fp8.py`
   step of each code ([the bounds](tolerance.md)). Its bounds are wider than for lossless states: it cannot see
   an error that moves the logits by less than quantization may.
 - **`quarry verify`** checks for every row that codes and scales are values that quantization produces: each
-  token's largest code is 448, no code is NaN, a scale has 20 bits.
+  token's largest code is 448, no code is NaN, a scale has 20 significant bits.
 - **Not required of a lossy dataset:** that no token is constant and no two layers are equal, since rounding
   may do that to correct states. Both are checked on the captured values.
 - **Not visible in a finished dataset:** how near its states are to the captured ones. The bound was proven
@@ -159,7 +160,7 @@ def page() -> str:
 def _checks() -> Iterator[str]:
     kept = json.loads((RESULTS / "job.json").read_text())
     job = kept["jobs"]["default-units"]
-    yield "| check | when | what it holds against what | cost |"
+    yield "| check | when | what it compares | cost |"
     yield "| --- | --- | --- | --- |"
     for check, (when, what) in ABOUT.items():
         cost = "in the row above" if check is Check.UNIT else "-"

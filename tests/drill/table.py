@@ -21,7 +21,7 @@ class Stage(StrEnum):
     LANDED = "the committed shard, before the dataset is made whole"
     DATASET = "the finished dataset"
     SIGNED = "the finished dataset, with all its hashes made right again"
-    HUB = "on the way to the Hub, and there"
+    HUB = "the push, or in the repository on the Hub"
 
 
 class Check(StrEnum):
@@ -143,7 +143,7 @@ PLANTS: tuple[Plant, ...] = (
     *_plants(
         *(Stage.WORK, Check.ACCOUNT, WRONG),
         ("row-twice", "a row that is handed over twice", "came twice"),
-        ("fewer-tokens", "three states less than tokens", "37 states for 40 planned token ids"),
+        ("fewer-tokens", "three states fewer than tokens", "37 states for 40 planned token ids"),
         ("other-token-ids", "the engine ran other tokens", "ran other token ids"),
     ),
     *_plants(
@@ -164,7 +164,7 @@ PLANTS: tuple[Plant, ...] = (
         ("ids-of-another-row", "two rows hold each other's token ids", "input_ids differs at"),
         ("mask-of-another-row", "two rows hold each other's loss masks", "loss_mask differs at"),
         ("names-exchanged", "two rows have each other's sample ids", "sample_id is"),
-        ("row-missing", "a row less", "planned rows must have one outcome; row"),
+        ("row-missing", "a missing row", "planned rows must have one outcome; row"),
         ("row-repeated", "a row twice", "planned rows must have one outcome; row"),
         ("stale-checksums", "two rows have each other's checksums", "its bytes have xxh3"),
     ),
@@ -206,7 +206,7 @@ PLANTS: tuple[Plant, ...] = (
         ("token-changed", "a token id, in shard and index", "are those of sample"),
         ("flag-changed", "a flag of a loss mask, in shard and index", "are those of sample"),
         ("names-exchanged", "two rows have each other's sample ids", "are those of sample"),
-        ("row-missing", "a row less", "the manifest says"),
+        ("row-missing", "a missing row", "the manifest says"),
         ("row-repeated", "a row twice", "is written 2 times"),
     ),
     *_plants(

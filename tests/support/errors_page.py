@@ -8,9 +8,9 @@ from service.errors import Outcome, QuarryError, problem_slug
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 HEAD = """# What went wrong, and what to do
 
-Every error has a `type` that stays, a `detail` that says what happened, the `field` of the request or the
-setting that is at fault where there is one, and a `cure`, which is often more exact than the usual one below.
-`quarry jobs show ID` prints the error of a job, `GET /jobs/{id}/events` those that passed by themselves, and
+Every error has a `type` that never changes, a `detail` that says what happened, the `field` of the request
+or the setting that is at fault where there is one, and a `cure`, often more exact than the usual one below.
+`quarry jobs show ID` prints the error of a job, `GET /jobs/{id}/events` those that it recovered from, and
 `quarry jobs rejects ID` the samples that are in no shard.
 
 What becomes of the work that an error stopped:
@@ -18,9 +18,9 @@ What becomes of the work that an error stopped:
 | word | meaning |
 | --- | --- |
 | fails | the job ends as `failed`; `quarry jobs resume ID` tries again with all that is committed |
-| retried | it is tried again by itself, a bounded number of times |
+| retried | it is tried again automatically, a limited number of times |
 | waits | the job is `blocked` until a person has done what the cure says and resumes it; all is kept |
-| not counted | it is tried again by itself as often as needed: the work is not at fault |
+| not counted | it is tried again automatically, as often as needed: the work is not at fault |
 
 `python -m tests.support.errors_page` makes this page from [service/errors.py](../service/errors.py).
 
@@ -38,7 +38,7 @@ WORDS = {
 TAIL = """
 Two more are the client's: `server-unreachable`, where the service does not answer, and `unexpected-answer`,
 where what answers is not Quarry or is newer than the client. `system-refused` is a file that the command line
-could not read or write. What HTTP itself refuses is called by its status, such as `content-too-large`.
+could not read or write. A refusal by HTTP itself is named after its status, such as `content-too-large`.
 """
 
 

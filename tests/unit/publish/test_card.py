@@ -12,6 +12,7 @@ from huggingface_hub import DatasetCard
 
 from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import Coverage, Manifest, VocabularyStats
+from schemas.generate import Generate
 from schemas.request import HubTarget
 from service.errors import OptionRefused
 from service.publish import card as cards
@@ -82,7 +83,7 @@ def test_the_same_manifests_give_the_same_card_in_any_order(manifest: Manifest, 
         "| `layer_2` | 2 | 2 | 1 | residual stream |",
         "| `layer_4` | 4 | - | 3 | pre-final-norm |",
         "rmsnorm, eps 1e-06",
-        "| assistant | 64, else reject |",
+        "| assistant | 64, longer: reject |",
         "`3333333333333333`",
         "6 samples, 18 tokens",
         "vllm 0.32.0 on cpu, quarry 0.1.0",
@@ -93,6 +94,11 @@ def test_the_same_manifests_give_the_same_card_in_any_order(manifest: Manifest, 
 )
 def test_the_card_tells_what_a_reader_must_know(manifest: Manifest, fact: str) -> None:
     assert fact in " ".join(render_card([manifest]).split("\n"))
+
+
+def test_samples_with_generated_answers_are_never_cut(tmp_path: Path) -> None:
+    about = an_identity().model_copy(update={"generate": Generate(max_tokens=8), "on_too_long": "truncate"})
+    assert "64, longer: reject |" in render_card([a_dataset(tmp_path, about=about)])
 
 
 @pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
