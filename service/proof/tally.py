@@ -154,8 +154,5 @@ class JobTally:
             kept.add(f"{shard} {reading.where}", reading)
 
 
-@dataclass(slots=True)
-class DatasetTally:
-    """Every job of a dataset whose manifest could be read, with its tally."""
-
-    jobs: list[tuple[Manifest, JobTally]] = field(default_factory=list)
+DatasetTally = list[tuple[Manifest, JobTally]]
+"""Every job of a dataset whose manifest could be read, with its tally."""

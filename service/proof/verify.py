@@ -186,7 +186,7 @@ def verify_dataset(
         sums = {name: number + getattr(counted, name) for name, number in sums.items()}
         max_error = max(max_error, counted.logit_max_error)
         if tally is not None:
-            tally.jobs.append((job, counted))
+            tally.append((job, counted))
     complete = {PurePosixPath(path).stem for path in begun_at if is_manifest(path)}
     named = {entry.path for job in jobs for entry in entries_of(job)}
     unnamed, not_complete = strays(files.paths(), named, complete, unread)

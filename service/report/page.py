@@ -52,7 +52,7 @@ def render_page(
     tokenizer = None if isinstance(loaded, str) else loaded
     not_checked = {
         "logits": not report.logit_rows,
-        "canary": any(job.checks.canary not in _MADE_CANARIES for job, _ in tally.jobs),
+        "canary": any(job.checks.canary not in _MADE_CANARIES for job, _ in tally),
     }
     environment = templates()
     environment.filters |= {"tokens": partial(sample_tokens, tokenizer=tokenizer), "by_reason": _by_reason}
@@ -64,11 +64,11 @@ def render_page(
         findings_left=max(0, len(report.findings) - MAX_FINDINGS),
         passed="passed" if report.ok else "made",
         faulty_states=any(
-            layer.faults(layer_id) for _, counted in tally.jobs for layer_id, layer in counted.layers.items()
+            layer.faults(layer_id) for _, counted in tally for layer_id, layer in counted.layers.items()
         ),
-        faulty_logits=any(counted.faulty_points.items() for _, counted in tally.jobs),
+        faulty_logits=any(counted.faulty_points.items() for _, counted in tally),
         not_checked=[name for name, missing in not_checked.items() if missing],
-        num_files=sum(len(job.shards) + len(job.indexes) + len(job.extras) for job, _ in tally.jobs),
+        num_files=sum(len(job.shards) + len(job.indexes) + len(job.extras) for job, _ in tally),
         made_canaries=_MADE_CANARIES,
         has_model=model_folder is not None,
         has_text=tokenizer is not None,
@@ -97,7 +97,7 @@ def _by_reason(rejects: Sequence[RejectView]) -> list[tuple[str, str, str]]:
 def _text_note(loaded: tuple[Decode, int] | str, tally: DatasetTally, model_folder: Path | None) -> str:
     if isinstance(loaded, str) or model_folder is None:
         return f"Token ids, because no tokenizer was read: {loaded}" if isinstance(loaded, str) else ""
-    planned = {job.provenance.identity.tokenizer_sha256 for job, _ in tally.jobs}
+    planned = {job.provenance.identity.tokenizer_sha256 for job, _ in tally}
     if planned - {files_digest(model_folder, TOKENIZER_FILES)}:
         return "The tokenizer files of this folder are not those of the job: the text may differ."
     return ""

@@ -62,7 +62,7 @@ def test_a_right_dataset_has_no_findings(made):
     tally = DatasetTally()
     report = made.verify(tally=tally)
     assert report.ok, said(report)
-    ((_, counted),) = tally.jobs
+    ((_, counted),) = tally
     assert (counted.rows, len(counted.sample_ids)) == (report.rows, 0), "names are as many as rows"
     assert (report.jobs, report.shards, report.rows) == (1, UNITS, UNITS * len(LENGTHS))
     assert report.tokens == UNITS * sum(LENGTHS)
