@@ -17,14 +17,13 @@ from pathlib import Path
 
 from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
-from schemas.receipts import AttemptId
-from service.capture.attempt_files import attempt_folder, attempts_left, land_unit, remove_stored
+from service.capture.attempt_files import attempt_folder, attempts_left, land_attempt, remove_stored
 from service.control.deletion import PAUSE_S, remove_folder
 from service.errors import NotFound, removing, writing
 from service.host import host_of
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
-from service.store import HOME, Store, clock, commits, consumers, deletion, jobs, units
+from service.store import HOME, Store, clock, consumers, deletion, jobs, units
 from service.work.keeper import Keeper
 from service.work.runner import attempt, one_of_many
 
@@ -84,11 +83,5 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
                 if not store.read(units.needs_attempt, folder.name, unit, left.epoch):
                     remove_folder(attempt_folder(settings, left))
                 elif host == HOME and left.unit == unit:
-                    _land(store, settings, left)
-
-
-def _land(store: Store, settings: Settings, attempt_id: AttemptId) -> None:
-    committed = store.read(commits.of_attempt, attempt_id)
-    if committed is not None:
-        with writing(f"the files of unit {attempt_id.unit}"):
-            land_unit(store, settings, committed)
+                    with writing(f"the files of unit {unit}"):
+                        land_attempt(store, settings, left)

@@ -104,9 +104,14 @@ def land(store: Store, settings: Settings, made: Iterable[UnitCommit]) -> None:
 def land_left(store: Store, settings: Settings, job_id: str) -> None:
     """Land the committed, unstored units that are still in their attempts' folders."""
     for attempt_id in attempts_left(settings, job_id):
-        unit = store.read(commits.of_attempt, attempt_id)
-        if unit is not None:
-            land_unit(store, settings, unit)
+        land_attempt(store, settings, attempt_id)
+
+
+def land_attempt(store: Store, settings: Settings, attempt_id: AttemptId) -> None:
+    """Land the unit that an attempt committed in the data folder, if it did and the unit is not stored."""
+    unit = store.read(commits.of_attempt, attempt_id)
+    if unit is not None:
+        land_unit(store, settings, unit)
 
 
 def land_unit(store: Store, settings: Settings, unit: UnitFiles) -> None:
