@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from connector.hidden_states import HiddenStatesConnector as OurConnector
-from schemas.dataset.framing import Cell, ShardFile
+from schemas.dataset.framing import Page, ShardFile
 
 BYTES_PER_S = 0.2e9
 
@@ -19,9 +19,9 @@ class HiddenStatesConnector(OurConnector):
         super().register_kv_caches(kv_caches)
         disk, write_row = threading.Lock(), ShardFile.write_row
 
-        def slowly(file: ShardFile, cells: Iterable[Cell]) -> None:
+        def slowly(file: ShardFile, row: Iterable[Page]) -> None:
             before = file._file.position
-            write_row(file, cells)
+            write_row(file, row)
             with disk:
                 time.sleep((file._file.position - before) / BYTES_PER_S)
 

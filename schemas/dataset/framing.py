@@ -123,16 +123,15 @@ class ShardFile:
         self._file = DirectWriter(path)
         self._file.write(MAGIC)
 
-    def write_row(self, cells: Iterable[Cell | Page]) -> None:
-        """Append a row group with a cell for each column; each cell is written before the next is requested.
+    def write_row(self, row: Iterable[Page]) -> None:
+        """Append a row group with a page for each column; each is written before the next is requested.
 
-        Raises OSError; ValueError if the number of cells is not that of the columns, or if one has more than
-        `MAX_VALUE_BYTES`. The file is unusable after either.
+        Raises OSError; ValueError if the number of pages is not that of the columns. The file is unusable
+        after either.
         """
         chunks: list[bytes] = []
         row_bytes = 0
-        for column, cell in zip(self._columns, cells, strict=True):
-            page = cell if isinstance(cell, Page) else _page(column, cell)
+        for column, page in zip(self._columns, row, strict=True):
             if column.in_place and page.payload.nbytes >= ALIGNED_BYTES:
                 self._file.pad(len(page.head))
             offset = self._file.position
@@ -184,9 +183,10 @@ class ShardFile:
 
 
 def pages(schema: pa.Schema, cells: Iterable[Cell]) -> Iterator[Page]:
-    """Yield the pages of a row's cells for `ShardFile.write_row`; another thread can make them in advance.
+    """Yield the pages of a row's cells, which another thread than the writer's may make in advance.
 
-    An uncompressed page is a view of its cell. Raises ValueError as `write_row` does.
+    An uncompressed page is a view of its cell. Raises ValueError if the number of cells is not that of the
+    columns, or if one has more than `MAX_VALUE_BYTES`.
     """
     for column, cell in zip(_columns(schema), cells, strict=True):
         yield _page(column, cell)

@@ -154,12 +154,12 @@ def test_what_lies_is_named_and_takes_little_memory(tmp_path: Path, attack: str)
     assert not [path for path in tmp_path.glob("out/**/*") if path.suffix in (".ckpt", ".safetensors", ".pt")]
 
 
-def cell(name: str, value: object) -> object:
+def page(schema: pa.Schema, name: str, value: object) -> framing.Page:
     """Return what a shard's writer takes; the high plane's page decodes to a gigabyte."""
-    if not isinstance(value, bytes):
-        return np.array(value) if isinstance(value, list) else value
     if name != "layer_1_hi":
-        return np.frombuffer(value, np.uint8)
+        cell = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+        (as_written,) = framing.pages(pa.schema([schema.field(name)]), [cell])
+        return as_written
     plain = len(value).to_bytes(4, "little") + value
     payload = memoryview(pa.Codec("zstd").compress(plain + bytes(2**30 - len(plain))))
     head = framing._page_header(len(plain), payload.nbytes, 1)
@@ -174,7 +174,7 @@ def test_a_page_that_decodes_to_more_than_its_value_is_refused_at_the_values_end
     table = pq.read_table(path)
     file = framing.ShardFile(path, table.schema)
     for row in table.to_pylist():
-        file.write_row(cell(name, value) for name, value in row.items())
+        file.write_row(page(table.schema, name, value) for name, value in row.items())
     file.end()
     sign(folder)
     assert path.stat().st_size < 2**22

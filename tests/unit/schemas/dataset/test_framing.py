@@ -82,7 +82,7 @@ def framed(schema, rows, path):
         patch.setattr(framing, "ALIGNED_BYTES", ALIGNED_BYTES)
         file = ShardFile(path, schema)
         for row in rows:
-            file.write_row(cells_of(schema, row))
+            file.write_row(pages(schema, cells_of(schema, row)))
         xxh3, footer_hash, num_bytes = file.end()
     data = path.read_bytes()
     assert (xxh3, footer_hash, num_bytes) == (xxh3_of(path), footer_xxh3(data), len(data))
@@ -258,7 +258,7 @@ def test_a_row_with_a_cell_too_few_and_a_column_that_no_shard_has_are_refused(tm
     file = ShardFile(tmp_path / "file", schema)
     *cells, _ = cells_of(schema, random_row(0, 2)[0])
     with pytest.raises(ValueError, match="shorter"):
-        file.write_row(cells)
+        file.write_row(pages(schema, cells))
     file.close()
     with pytest.raises(KeyError):
         ShardFile(tmp_path / "file", pa.schema([pa.field("num_tokens", pa.float32())]))
