@@ -44,8 +44,6 @@ from service.proof.verify_table import table_faults
 from service.proof.verify_unit import verify_unit
 from service.visible import one_line
 
-__all__ = ["Finding", "VerifyReport", "verify_dataset"]
-
 _SHOWN = 50
 MISSING = "is missing"
 NOTHING = "holds no manifest, and there is no unit of a job: nothing is stored here yet, or it is no dataset"

@@ -16,8 +16,8 @@ from schemas.dataset.seal import seal_bytes
 from schemas.job import RejectView
 from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
-from service.proof.tally import DatasetTally
-from service.proof.verify import Finding, VerifyReport
+from service.proof.tally import DatasetTally, Finding
+from service.proof.verify import VerifyReport
 from service.report import charts
 from service.report.sample_text import Decode, load_tokenizer, sample_tokens
 from service.report.templates import templates

@@ -10,7 +10,7 @@ import pytest
 from schemas.dataset import seal
 from schemas.names import FINAL_NORM_PATH, JOBS_PATH
 from service.proof import verify
-from service.proof.verify import Finding
+from service.proof.tally import Finding
 from tests.support.shards import LENGTHS
 from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, said, write_table
 
