@@ -14,6 +14,9 @@ from service.export.source import Source
 from service.export.target import find_target
 from service.reader import Row
 
+Counts = Callable[[Source], dict[int, int]]
+"""Counts supervised tokens by id."""
+
 
 def token_counts(source: Source) -> dict[int, int]:
     """Return how often each token id is supervised in the whole dataset, ordered by id."""
@@ -28,13 +31,8 @@ def counts_of(rows: Iterable[Row]) -> dict[int, int]:
     return dict(sorted(tally.counts().items()))
 
 
-def draft_vocabulary(
-    source: Source, count: Callable[[Source], dict[int, int]] = token_counts
-) -> dict[str, torch.Tensor]:
-    """Return the `vocabulary_map` the options ask for, or an empty dict; `count` overrides token counts."""
-    size = source.options.draft_vocab
-    if size is None:
-        return {}
+def draft_vocabulary(source: Source, size: int, count: Counts = token_counts) -> dict[str, torch.Tensor]:
+    """Return the `vocabulary_map` of `size` tokens."""
     target_size = find_target(source).vocab_size
     return vocabulary_map(count(source), size, target_size)
 
@@ -66,10 +64,8 @@ def vocabulary_map(counts: dict[int, int], draft_size: int, target_size: int) ->
     return {"d2t": kept_D - torch.arange(draft_size), "t2d": t2d_V}
 
 
-def vocabulary_file(
-    name: str, source: Source, count: Callable[[Source], dict[int, int]] = token_counts
-) -> Writers:
+def vocabulary_file(name: str, source: Source, count: Counts = token_counts) -> Writers:
     """Return the `draft_vocabulary` as one file of `torch.save`, if the options ask for one."""
-    if source.options.draft_vocab is None:
+    if (size := source.options.draft_vocab) is None:
         return {}
-    return {name: lambda path: save_torch(path, draft_vocabulary(source, count))}
+    return {name: lambda path: save_torch(path, draft_vocabulary(source, size, count))}

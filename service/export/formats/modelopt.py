@@ -33,9 +33,9 @@ class ModelOpt(TorchFileEachRow):
 
     def beside(self, out: Path) -> Writers:
         """Return the vocabulary map, of which this trainer reads one half."""
-        if self.source.options.draft_vocab is None:
+        if (size := self.source.options.draft_vocab) is None:
             return {}
-        return {self.VOCABULARY: lambda path: save_torch(path, draft_vocabulary(self.source)["d2t"])}
+        return {self.VOCABULARY: lambda path: save_torch(path, draft_vocabulary(self.source, size)["d2t"])}
 
 
 def make(source: Source) -> ModelOpt:

@@ -22,13 +22,11 @@ from service.export.format import FileEachRow
 from service.export.options import Algorithm
 from service.export.saving import Writers, save_json, save_safetensors, save_torch
 from service.export.source import Source
-from service.export.vocabulary import draft_vocabulary, token_counts
+from service.export.vocabulary import Counts, draft_vocabulary, token_counts
 from service.reader import Row
 
 PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
 """vLLM classes whose MTP drafters get the state before the final norm; see docs/serving-parity.md."""
-Counts = Callable[[Source], dict[int, int]]
-"""Counts supervised tokens by id: a pass over the whole index."""
 ARROW_FILE = "data-00000-of-00001.arrow"
 COUNTS_FILE = "token_freq.pt"
 _ROWS_A_BATCH = 256
@@ -60,16 +58,14 @@ class Speculators(FileEachRow):
         """Return the Arrow dataset, the token counts and the vocabulary map."""
         files, counted = _arrow_files(self.source, _SCHEMA, self._batches), cache(token_counts)
         files[COUNTS_FILE] = partial(_count, self.source, counted)
-        if self.source.options.draft_vocab is not None:
+        if (size := self.source.options.draft_vocab) is not None:
             for name in ("d2t", "t2d"):
-                files[f"{name}-{self.source.options.draft_vocab}.npy"] = partial(
-                    self._write_map, name, counted
-                )
+                files[f"{name}-{size}.npy"] = partial(self._write_map, name, size, counted)
         return files
 
-    def _write_map(self, name: str, counted: Counts, temporary: Path) -> None:
+    def _write_map(self, name: str, size: int, counted: Counts, temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.save(file, draft_vocabulary(self.source, counted)[name].numpy())
+            np.save(file, draft_vocabulary(self.source, size, counted)[name].numpy())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         table = _index(self.source).select(_SCHEMA.names)
