@@ -14,7 +14,7 @@ from service.capture.attempt_files import land, remove_stored
 from service.errors import STORE_AWAY, DatasetBroken, LeaseLost, writing
 from service.publish.assemble import account_of, assemble
 from service.publish.push import JobPush
-from service.publish.target import target_of
+from service.publish.pushed_to import pushed_to
 from service.settings import Settings
 from service.store import PublishLease, Store, canaries, commits, jobs, publishing
 from service.work.keeper import Keeper, Kept, Stopped
@@ -98,7 +98,7 @@ def _publish(
     check()
     if request.hub is None:
         return None
-    hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
+    hub = Repository(pushed_to(store, lease.job_id, lease.identity, request.hub), settings, patience)
     return JobPush(hub, dataset, lease.job_id, check, advance).run()
 
 

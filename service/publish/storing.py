@@ -17,7 +17,7 @@ from service.host import host_of
 from service.publish.card import BegunJob
 from service.publish.extras import write_final_norm
 from service.publish.others import OtherJobs
-from service.publish.target import target_of
+from service.publish.pushed_to import pushed_to
 from service.publish.upload import Uploads
 from service.settings import Settings
 from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, storing
@@ -60,7 +60,7 @@ def _store(
     """Store the units of a lease. Raises what `push.JobPush.run` raises, and WriteFailed."""
     request = store.read(jobs.request, lease.job_id)
     assert request.hub is not None, "only a job that is pushed has such a task"  # noqa: S101
-    hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
+    hub = Repository(pushed_to(store, lease.job_id, lease.identity, request.hub), settings, patience)
     is_home = lease.item == HOME
     made = store.read(commits.waiting, lease.job_id, lease.item, storing.FULL_FILES)
     # The planner's host may not know how many ranks the engines have.

@@ -9,7 +9,7 @@ CONFIG_CHARS = 55
 """Maximum length kept of a configuration's name, so that a recipe's digest can be appended."""
 
 
-def target_of(store: Store, job_id: str, identity: Identity, hub: HubTarget) -> HubTarget:
+def pushed_to(store: Store, job_id: str, identity: Identity, hub: HubTarget) -> HubTarget:
     """Return where a job is pushed to; a schedule's new recipe has a configuration of its own."""
     recipe = identity.recipe_sha256()
     if store.read(captured_samples.first_recipe, job_id) in {None, recipe}:
