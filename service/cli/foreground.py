@@ -171,10 +171,10 @@ def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | 
     """Return the ending of an earlier run that completed `out`, if there was one. Raises OptionRefused."""
     if not any((out / MANIFEST_FOLDER).glob("*.json")):
         return None
-    from service.publish.assemble import read_manifest
+    from service.publish.assemble import intact_manifest
 
     own = out / manifest_path(_job_id(request, content))
-    manifest = read_manifest(own) if own.exists() else None
+    manifest = intact_manifest(own) if own.exists() else None
     if manifest is None or not _is_of(manifest, content):
         raise _refused(
             f"{out} holds the dataset of another request, or its source or model has changed since"

@@ -13,7 +13,7 @@ from pathlib import Path
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import JobEntry, table_of
-from schemas.dataset.manifest import CanaryReport, CheckReport, Manifest, Totals, read_manifest as manifest_in
+from schemas.dataset.manifest import CanaryReport, CheckReport, Manifest, Totals, read_manifest
 from schemas.dataset.seal import seal_bytes
 from schemas.dataset.token_counts import read_counts, vocabulary_stats
 from schemas.identity import Provenance
@@ -147,11 +147,11 @@ def assemble(
     return manifest
 
 
-def read_manifest(path: Path) -> Manifest:
+def intact_manifest(path: Path) -> Manifest:
     """Return a manifest on disk. Raises DatasetBroken, also where it contradicts its own digest."""
     name = f"{MANIFEST_FOLDER}/{path.name}"
     try:
-        manifest, fault = manifest_in(path.read_bytes(), name)
+        manifest, fault = read_manifest(path.read_bytes(), name)
     except (FileNotFoundError, DatasetError) as error:
         raise DatasetBroken(str(error)) from error
     if fault is not None:
@@ -181,7 +181,7 @@ def _write_card(dataset: Path, attempt: str) -> None:
     card = dataset / CARD_PATH
     existing = card.read_text() if card.exists() else None
     jobs = [
-        JobEntry.of(read_manifest(path), path.read_bytes())
+        JobEntry.of(intact_manifest(path), path.read_bytes())
         for path in sorted((dataset / MANIFEST_FOLDER).glob("*.json"))
     ]
     text = render_card(jobs, existing=existing)

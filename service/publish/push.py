@@ -25,7 +25,7 @@ from schemas.request import HubTarget
 from service.artifacts.folder_limit import check_folder
 from service.artifacts.repository import BRANCH, Patience, Repository
 from service.errors import DatasetBroken
-from service.publish.assemble import read_manifest
+from service.publish.assemble import intact_manifest
 from service.publish.card import states_config
 from service.publish.others import OtherJobs
 from service.publish.upload import Uploads
@@ -75,7 +75,7 @@ class JobPush:
         shards than a repository takes.
         """
         self._hub, self._job_id, self._check, self._advance = hub, job_id, check, advance
-        self._manifest = read_manifest(dataset / manifest_path(job_id))
+        self._manifest = intact_manifest(dataset / manifest_path(job_id))
         self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
         _refuse_strangers(self._manifest, job_id, self._files)
         check_folder(len(self._manifest.shards))

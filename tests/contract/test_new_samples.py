@@ -15,7 +15,7 @@ from schemas.schedule import RunOutcome
 from service.control import scheduling
 from service.control.deletion import delete_job
 from service.errors import IllegalMove
-from service.publish.assemble import read_manifest
+from service.publish.assemble import intact_manifest
 from service.publish.card import assigned_configs
 from service.reader import QuarryDataset
 from service.reader.errors import JobsDiffer
@@ -139,7 +139,7 @@ def test_a_half_failed_night_keeps_what_it_wrote_and_the_next_takes_the_rest(
     assert nights.once() == names(range(42))
     runs = nights.store.read(schedules.past, NAME)
     assert [run.outcome for run in runs] == [RunOutcome.SUBMITTED, RunOutcome.CUT_SHORT]
-    manifest = read_manifest(nights.shop.settings.dataset_dir(first.id) / manifest_path(first.id))
+    manifest = intact_manifest(nights.shop.settings.dataset_dir(first.id) / manifest_path(first.id))
     totals = manifest.totals
     assert (totals.samples_planned, totals.samples_given_up, totals.samples_known) == (done, 40 - done, 0)
 

@@ -11,7 +11,7 @@ from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
 from service.publish import publisher
-from service.publish.assemble import read_manifest
+from service.publish.assemble import intact_manifest
 from service.settings import Settings
 from service.store import NewJob, Store, canaries, jobs, migration, plans
 from tests.support.desk import REPO, TOKEN, writable_hub
@@ -85,7 +85,7 @@ def test_a_finished_job_is_completed_with_the_commit_that_holds_it(
     job = store.read(jobs.job, JOB)
     assert job.state is JobState.COMPLETED
     assert job.hub_commit == hub.repo(REPO).head.oid
-    manifest = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB))
+    manifest = intact_manifest(settings.dataset_dir(JOB) / manifest_path(JOB))
     assert manifest.totals.samples_planned == job.progress.samples_planned == 7
     assert manifest.totals.samples_rejected == 1
     assert manifest.checks.canary == "passed"
@@ -109,7 +109,7 @@ def test_a_job_without_a_repository_is_completed_with_its_folder_alone(
 def test_a_canary_that_was_skipped_is_told_in_the_manifest(store: Store, settings: Settings) -> None:
     prepare(store, settings, repo_id=None, canary="skip")
     publish(store, settings)
-    checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
+    checks = intact_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_report) == ("skipped by request", None)
 
 
@@ -128,7 +128,7 @@ def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, 
         canaries.record, canaries.canary_digest(a_provenance(JOB, an_identity())), earlier.model_dump_json()
     )
     publish(store, settings)
-    checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
+    checks = intact_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_report) == ("cached", earlier)
 
 
@@ -153,7 +153,7 @@ def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(
     assert publish(store, settings)
     assert store.read(jobs.state, JOB) is JobState.COMPLETED
     assert manifest.read_bytes() == before
-    assert read_manifest(manifest).captured_at == captured_at
+    assert intact_manifest(manifest).captured_at == captured_at
 
 
 def test_a_silent_hub_leaves_the_job_to_the_next_lease(

@@ -12,7 +12,7 @@ from schemas.dataset.seal import seal as seal_file, sha256_of
 from schemas.names import CARD_PATH, JOBS_PATH, manifest_path
 from schemas.request import HubTarget
 from service.errors import DatasetBroken, OptionRefused
-from service.publish.assemble import Account, assemble, read_manifest
+from service.publish.assemble import Account, assemble, intact_manifest
 from service.publish.publisher import publish_folder
 from service.settings import Settings
 from tests.support.finished_job import (
@@ -59,7 +59,7 @@ def test_the_manifest_accounts_for_every_sample_and_token(tmp_path: Path) -> Non
 
 def test_the_manifest_on_disk_is_the_one_returned_and_carries_its_own_digest(tmp_path: Path) -> None:
     manifest = a_dataset(tmp_path)
-    assert read_manifest(tmp_path / manifest_path(JOB)) == manifest
+    assert intact_manifest(tmp_path / manifest_path(JOB)) == manifest
     assert manifest.sha256 == body_sha256(manifest.model_dump(mode="json"))
 
 
@@ -198,7 +198,7 @@ def test_a_manifest_that_contradicts_its_own_digest_is_named(tmp_path: Path) -> 
     with pytest.raises(
         DatasetBroken, match=f"^{manifest_path(JOB)} was changed after it was made: its content"
     ):
-        read_manifest(path)
+        intact_manifest(path)
 
 
 def test_datasets_streams_what_the_manifests_name(tmp_path: Path) -> None:
