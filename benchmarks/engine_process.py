@@ -11,7 +11,7 @@ from collections import deque
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks.catalog import ROWS
 from benchmarks.meter import TreeMeter, tree

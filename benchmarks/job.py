@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 from vllm.v1.engine.logprobs import LogprobsProcessor
 

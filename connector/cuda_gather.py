@@ -99,10 +99,10 @@ class CudaGather:
         self._emptied: list[torch.cuda.Event | None] = [None] * PIECES
         """For each piece of the stage, the event at the end of its last copy out; None before the first."""
         # The gather has the higher priority: it is short, and the copies wait for it.
-        self._gathering = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
-        self._copying = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._gathering = torch.cuda.Stream(self._device, priority=-1)
+        self._copying = torch.cuda.Stream(self._device)
+        self._written = torch.cuda.Event()
+        self._gathered = torch.cuda.Event()
 
     def begin_step(self) -> None:
         """Record the current stream's position: this step's copies wait for that point and no later one.
@@ -164,7 +164,7 @@ class CudaGather:
         for stage, (_, out_RH, sums_R) in zip(stages, parts, strict=True):
             out_RH.copy_(self._stage_RH[stage], non_blocking=True)
             sums_R.copy_(self._numbers_R[stage], non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied = torch.cuda.Event()
         copied.record(self._copying)
         self._emptied[self._place] = copied
         return copied
@@ -176,7 +176,7 @@ class _CudaCopy:
         self._sums_LT = sums_R.view(num_layers, -1)
 
     def done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self._event.query())
 
     def sums(self) -> Sums:
         return self._sums_LT.numpy()

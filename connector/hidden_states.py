@@ -46,11 +46,11 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
     """Drains the cache-only layer of the `extract_hidden_states` proposer. Stores only; never loads."""
 
     @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ANN401 - vLLM's
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
         """Refuse sleep mode (vLLM 0.33 asks): it remaps the cache, and the worker half keeps a view of it."""
         return False
 
-    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:  # noqa: ANN401 - vLLM's
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Find the cache-only group; build the scheduler half now, the worker half once the cache exists."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         with _telling_refusals(self._kv_transfer_config):
@@ -65,26 +65,24 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
     # Scheduler side, in the engine core's process.
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:  # noqa: ANN401
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Offer no tokens: this connector never loads."""
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:  # noqa: ANN401
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Do nothing: there is nothing to load."""
 
     def request_finished_all_groups(
-        self,
-        request: Any,  # noqa: ANN401
-        block_ids: tuple[list[int], ...],
+        self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Hand a finished request to the scheduler half; True holds its blocks."""
         return self._scheduler.request_finished(request, block_ids), None
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ANN401
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Do the same in an engine with a single cache group."""
         return self.request_finished_all_groups(request, (block_ids,))
 
-    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:  # noqa: ANN401
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Return the step's work for the worker half."""
         self._scheduler.scheduled(scheduler_output)
         return StepMetadata(self._scheduler.take_work())
@@ -120,13 +118,13 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         self._finished -= sent
         return sent or None, None
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Do nothing: there is nothing to load."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: there is nothing to load."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: the cache-only layer stores the states itself.
 
         They are drained when the request ends.
@@ -142,7 +140,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
 
 @contextmanager
-def _telling_refusals(transfer_config: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
+def _telling_refusals(transfer_config: Any) -> Iterator[None]:
     """Report a LayoutError or MemoryError to the service before the engine ends without naming its cause."""
     try:
         yield
@@ -154,8 +152,8 @@ def _telling_refusals(transfer_config: Any) -> Iterator[None]:  # noqa: ANN401 -
 
 
 def _start_worker(
-    vllm_config: Any,  # noqa: ANN401 - vLLM's
-    transfer_config: Any,  # noqa: ANN401 - vLLM's
+    vllm_config: Any,
+    transfer_config: Any,
     group: CacheGroup,
     kv_caches: dict[str, torch.Tensor],
 ) -> WorkerHalf:

@@ -48,7 +48,7 @@ def find_cache_group(kv_cache_groups: list[Any]) -> CacheGroup:
     return matching[0]
 
 
-def _block_size(spec: Any, layer_name: str) -> int:  # noqa: ANN401 - vLLM's KVCacheSpec
+def _block_size(spec: Any, layer_name: str) -> int:  # vLLM's KVCacheSpec
     """Return the slots per block; a uniform group (as the worker sees it) holds one spec per layer."""
     per_layer = getattr(spec, "kv_cache_specs", None)
     return int((per_layer[layer_name] if per_layer else spec).block_size)

@@ -60,7 +60,7 @@ class HostPool:
 
         torch would round pinned memory up to a power of two: up to twice the size.
         """
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime = torch.cuda.cudart()
         address = self._buffer.data_ptr()
         torch.cuda.check_error(runtime.cudaHostRegister(address, self.num_bytes, 0))
         # The end of the process unlocks the pages anyway, and the CUDA context may be gone by then.

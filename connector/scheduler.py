@@ -26,7 +26,7 @@ class SchedulerHalf:
         self._group_id = group_id
         self._work = StepWork()
 
-    def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> bool:  # noqa: ANN401 - vLLM's
+    def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> bool:
         """Turn a finished request into a drain job or a void row.
 
         Return True if its blocks must be held until the worker half has copied them.
@@ -58,7 +58,7 @@ class SchedulerHalf:
         )
         return True
 
-    def scheduled(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+    def scheduled(self, step: Any) -> None:  # vLLM's SchedulerOutput
         """Note the blocks allocated in this step, except those that the prefix cache filled."""
         for request in step.scheduled_new_reqs:
             self._note_fresh(request.block_ids, request.num_computed_tokens)

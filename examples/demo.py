@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from rich.markup import escape
 
 from examples.local_service import (

@@ -36,7 +36,7 @@ def carried_class(carried: Carried) -> type:
         return own
 
     class ReturnsStates(engine_class, SupportsEagle3):  # type: ignore[misc]
-        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401 - vLLM's type
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
             with _recorded_decoder(module, carried):
                 super().__init__(vllm_config=vllm_config, prefix=prefix)
 
@@ -67,7 +67,7 @@ def _recorded_decoder(module: ModuleType, carried: Carried) -> Iterator[None]:
         setattr(module, carried.decoder, engine_decoder)
 
 
-def _recording(engine_decoder: Any, *, sums: bool) -> type:  # noqa: ANN401 - a class of vLLM
+def _recording(engine_decoder: Any, *, sums: bool) -> type:
     if issubclass(engine_decoder, EagleModelMixin):
         own: type = engine_decoder
         return own

@@ -21,7 +21,7 @@ def copy_unsummed_states() -> None:
 
     @functools.wraps(add)
     def add_own(
-        self: Any,  # noqa: ANN401 - vLLM is not typed for us
+        self: Any,
         aux_hidden_states: list[torch.Tensor],
         layer_idx: int,
         hidden_states: torch.Tensor,

@@ -34,10 +34,10 @@ class RecordingDecoder(EagleModelMixin):  # type: ignore[misc]  # vLLM is not ty
         self,
         input_ids: torch.Tensor | None,
         positions: torch.Tensor,
-        intermediate_tensors: Any = None,  # noqa: ANN401 - vLLM's type, null without pipeline stages
+        intermediate_tensors: Any = None,  # null without pipeline stages
         inputs_embeds: torch.Tensor | None = None,
-        **more: Any,  # noqa: ANN401 - what a multimodal model sends along
-    ) -> Any:  # noqa: ANN401 - with states a pair, as the engine's runner knows it
+        **more: Any,  # what a multimodal model sends along
+    ) -> Any:  # with states a pair, as the engine's runner knows it
         """Return the engine's output and the requested states, each [T, H], in ascending order."""
         rest = (input_ids, positions, intermediate_tensors, inputs_embeds)
         if not self.aux_hidden_state_layers:
@@ -66,7 +66,7 @@ class _View:
         self.decoder = decoder
         self.layers = layers
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the decoder has
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)
 
 
@@ -82,7 +82,7 @@ class _Recorded:
     ) -> None:
         self.decoder, self.states, self.k, self.layer = decoder, states, k, layer
 
-    def __call__(self, positions: torch.Tensor, hidden_states: torch.Tensor, *rest: Any, **more: Any) -> Any:  # noqa: ANN401 - as the layer's
+    def __call__(self, positions: torch.Tensor, hidden_states: torch.Tensor, *rest: Any, **more: Any) -> Any:
         if self.k == 0 and 0 in self.decoder.aux_hidden_state_layers:
             # A copy: without compilation, fused norms add to the first layer's input in place.
             self.states.append(hidden_states.clone())

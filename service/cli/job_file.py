@@ -4,7 +4,7 @@ from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from pydantic_core import from_json
 
 from schemas.request import ExtractRequest, Part

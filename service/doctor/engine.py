@@ -57,7 +57,7 @@ def try_torch() -> Torch:
     if cuda is None or not (NVIDIA.exists() or torch.cuda.device_count()):
         return Torch(cuda)
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
             torch.ones(1, device=f"cuda:{number}").item()

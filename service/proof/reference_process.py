@@ -40,7 +40,7 @@ class _Finished(Exception):
     """Leaves the forward pass after the final norm: all states are known, and the head is not needed."""
 
 
-class _NoMetaInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NoMetaInputs(TorchDispatchMode):
     """Refuses operations that mix meta tensors with real ones: some torch operations would return noise."""
 
     def __torch_dispatch__(

@@ -77,8 +77,8 @@ class _Decompress(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, list[torch.Tensor]], *, full_layer_name: str, **kwargs: object
     ) -> dict[str, torch.Tensor]:
-        from compressed_tensors.compressors import BaseCompressor  # type: ignore[import-untyped]
-        from compressed_tensors.compressors.format import infer_module_format  # type: ignore[import-untyped]
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.compressors.format import infer_module_format
 
         parts = {name.removesuffix("$"): tensors[0] for name, tensors in input_dict.items()}
         if parts.keys() == {"weight"}:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from huggingface_hub import DatasetCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 

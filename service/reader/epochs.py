@@ -16,7 +16,7 @@ class SetEpoch:
         """Start with no epoch set."""
         self._told = torch.zeros(2, dtype=torch.int64)
         """How often an epoch was set, and the last epoch."""
-        self._told.share_memory_()  # type: ignore[no-untyped-call]
+        self._told.share_memory_()
         self._heard = 0
 
     def set(self, epoch: int) -> None:
@@ -37,4 +37,4 @@ class SetEpoch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         # An unpickled copy has memory of its own, which it shares with workers started from it.
         self.__dict__.update(state)
-        self._told.share_memory_()  # type: ignore[no-untyped-call]
+        self._told.share_memory_()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-import yaml  # type: ignore[import-untyped]
+import yaml
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 
 from schemas.dataset.entries import ShardEntry

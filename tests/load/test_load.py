@@ -18,7 +18,7 @@ from statistics import quantiles
 from typing import Any
 
 import httpx2
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from schemas.events import Event

@@ -84,7 +84,7 @@ class HubRows(RowSource):
     def _stream(self) -> Iterator[Read]:
         """Yield each row's own id and its content."""
         import datasets
-        import yaml  # type: ignore[import-untyped]
+        import yaml
         from datasets.exceptions import DatasetsError
         from datasets.features.features import require_decoding
 
