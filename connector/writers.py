@@ -75,7 +75,6 @@ class WriterPool:
         send: Callable[[FromConnector], None],
         repeats: RepeatCheck,
     ) -> None:
-        """Start the threads."""
         self._config, self._rank, self._pool = config, config.rank, pool
         self._send, self._repeats = send, repeats
         self._queues = [Queue(QUEUE_ITEMS) for _ in range(config.writer_threads)]

@@ -24,7 +24,6 @@ class TokenTally:
     """Counts tokens row by row; many rows are sorted at once and then added to the dict."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._counts: Counter[int] = Counter()
         self._pending: list[NDArray[np.integer]] = []
         self._tokens = 0

@@ -42,7 +42,6 @@ class LocalFiles:
     """A folder in the layout of a dataset repository."""
 
     def __init__(self, folder: Path) -> None:
-        """Use the files below `folder`."""
         self._folder, self.name = folder, str(folder)
         self.revision = None
 
@@ -206,7 +205,6 @@ class HubFile:
     """A file of a repository, read with range requests."""
 
     def __init__(self, fs: Any, path: str) -> None:  # noqa: ANN401 - huggingface_hub is imported late
-        """Take the file system and the path."""
         self._fs, self._path = fs, path
 
     def arrow(self) -> Any:  # noqa: ANN401

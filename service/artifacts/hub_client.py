@@ -42,7 +42,6 @@ class Passing(Exception):
     """
 
     def __init__(self, detail: str, retry_after_s: float | None = None, *, is_limit: bool = False) -> None:
-        """Take the detail and the requested wait."""
         super().__init__(detail)
         self.detail = detail
         self.retry_after_s = retry_after_s

@@ -16,7 +16,6 @@ class InFlight:
     """A first-in-first-out budget. A request larger than the whole budget is admitted on its own."""
 
     def __init__(self, max_tokens: int, max_requests: int) -> None:
-        """Start with nothing in flight."""
         self._max_tokens, self._max_requests = max_tokens, max_requests
         self.tokens = 0
         self.requests = 0

@@ -52,7 +52,6 @@ class Canary:
     """One job's canary, from the engine's start to the verdict. Leaving the context ends what still runs."""
 
     def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
-        """Store the arguments; nothing is started."""
         self._lease, self._store, self._settings = lease, store, settings
         self._reference: asyncio.Task[Reference] | None = None
         self._is_early = False

@@ -62,7 +62,6 @@ class Capture:
         *,
         only_job: str | None = None,
     ) -> None:
-        """Store the arguments; units are leased by `run`."""
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._keeper = keeper
         self._captures = Role.CAPTURE in settings.roles

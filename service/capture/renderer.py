@@ -170,7 +170,6 @@ class Renderers:
     """The renderers of the jobs whose units this worker holds."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
-        """Start without any."""
         self._store, self._settings = store, settings
         self._of_jobs: dict[str, Renderer] = {}
 

@@ -113,7 +113,6 @@ class EngineSlot:
     """Holds the worker's one session, or none."""
 
     def __init__(self, settings: Settings) -> None:
-        """Begin without a session."""
         self._settings = settings
         self.session: EngineSession | None = None
         self._running = AsyncExitStack()

@@ -67,7 +67,6 @@ class VllmEngine:
     """
 
     def __init__(self) -> None:
-        """Start without an engine."""
         self._llm: AsyncLLM | None = None
         self._start: VllmStart[AsyncLLM] | None = None
 

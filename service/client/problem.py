@@ -15,7 +15,6 @@ class ProblemReceived(Exception):
     """The service answered with a problem, answered unexpectedly, or did not answer."""
 
     def __init__(self, problem: Problem) -> None:
-        """Keep the service's problem."""
         super().__init__(problem.detail)
         self.problem = problem
 

@@ -54,7 +54,6 @@ class KnownHashes:
         self._hashes = _mapped(path, "r") if path.stat().st_size else np.empty(0, HASH)
 
     def __contains__(self, hash_: bytes) -> bool:
-        """Return whether the hash is in the file."""
         return _holds(self._hashes, hash_)
 
 

@@ -25,7 +25,6 @@ class OtherJobs:
     """The other jobs in `hub`, from one job's view."""
 
     def __init__(self, hub: Repository, uploads: Uploads, job_id: str) -> None:
-        """Store the arguments; nothing is read yet."""
         self._hub, self._uploads, self._job_id = hub, uploads, job_id
         self._merged: dict[str, dict[str, bytes]] = {}
         """By revision; each revision is read once."""

@@ -31,7 +31,6 @@ class Uploads:
         check: Callable[[], None],
         elsewhere: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """Store the arguments; nothing is sent yet."""
         self._hub, self._dataset, self._check, self._elsewhere = hub, dataset, check, elsewhere
         self._additions: dict[str, CommitOperationAdd] = {}
 

@@ -13,7 +13,6 @@ class SetEpoch:
     """
 
     def __init__(self) -> None:
-        """Start with no epoch set."""
         self._told = torch.zeros(2, dtype=torch.int64)
         """How often an epoch was set, and the last epoch."""
         self._told.share_memory_()

@@ -42,7 +42,6 @@ class PublishedJob:
     """One job of a dataset, with the interface of `ServedJob`. Its units are in the plan's order."""
 
     def __init__(self, dataset: str, job_id: str, patience_s: float) -> None:
-        """Store the arguments; nothing is read yet."""
         self._dataset, self._job_id, self._patience_s, self._is_said = dataset, job_id, patience_s, False
         self._files: Files | None = None
         self._faulty_s: float | None = None

@@ -15,7 +15,6 @@ class Document(TypeDecorator[BaseModel]):
     cache_ok = True
 
     def __init__(self, model: type[BaseModel]) -> None:
-        """Store values of `model`."""
         super().__init__()
         self.model = model
 

@@ -46,7 +46,6 @@ class Phases(Collector):
     """A counter of the seconds spent in each state, including the current one."""
 
     def __init__(self, name: str, what: str, label: str, states: tuple[str, ...]) -> None:
-        """Start in the first of `states`."""
         self._name, self._what, self._label = f"{PREFIX}_{name}", what, label
         self._lock = threading.Lock()
         self._spent_s = dict.fromkeys(states, 0.0)

@@ -104,7 +104,6 @@ class Quantizer:
     """
 
     def __init__(self, hidden_size: int) -> None:
-        """Take scratch memory for a chunk of tokens."""
         self._step = max(1, _QUANTIZED_ELEMENTS // hidden_size)
 
         def chunk(purpose: str, dtype: torch.dtype) -> torch.Tensor:
