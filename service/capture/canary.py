@@ -22,7 +22,7 @@ from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.names import canary_unit
-from schemas.receipts import AttemptId, UnitSealed
+from schemas.receipts import UnitSealed
 from schemas.request import Dtype
 from service.capture.answering import row_name
 from service.capture.attempt_files import attempt_folder, open_attempt
@@ -172,11 +172,7 @@ async def capture_prompts(
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
     link = session.link
-    attempt_id = AttemptId(
-        job_id=lease.attempt_id.job_id,
-        unit=canary_unit(lease.attempt_id.unit),
-        epoch=lease.attempt_id.epoch,
-    )
+    attempt_id = lease.attempt_id.model_copy(update={"unit": canary_unit(lease.item)})
     folder = attempt_folder(settings, attempt_id)
     plan = packed([_sample(row, ids) for row, ids in enumerate(prompts)])
     # Uncompressed, whatever the job stores: the canary judges the capture.
