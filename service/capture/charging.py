@@ -49,7 +49,7 @@ def charge(store: Store, settings: Settings, unit: HeldUnit, error: QuarryError)
             store.write(workers.block, sickness)
 
 
-def check_engine(lease: UnitLease, session: EngineSession) -> None:
+def refuse_other_engine(lease: UnitLease, session: EngineSession) -> None:
     """Raise EngineChanged where a unit's job was begun with another engine than this worker's."""
     was, now = lease.engine, session.engine.info.title
     if was is not None and was != now:

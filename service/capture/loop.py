@@ -17,7 +17,7 @@ from schemas.worker import Role
 from service.capture import scratch
 from service.capture.attempt_files import land_unit
 from service.capture.budget import InFlight
-from service.capture.charging import charge, check_engine, is_the_workers
+from service.capture.charging import charge, is_the_workers, refuse_other_engine
 from service.capture.held import HeldUnit
 from service.capture.imports import import_engine
 from service.capture.interruption import unless
@@ -249,7 +249,7 @@ class Capture:
         session, lease = self._engine.session, unit.lease
         if session is not None:
             session.charged = session.charged and bool(self._tasks())
-            check_engine(lease, session)
+            refuse_other_engine(lease, session)
         if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
             return session
         # The worker's start does not wait for the import of torch and the engine.
@@ -269,7 +269,7 @@ class Capture:
                 self._news.set()
                 session = await self._engine.start(lease, spec, head)
                 self._news.set()
-                check_engine(lease, session)
+                refuse_other_engine(lease, session)
             try:
                 if not await canary.has_passed(session):
                     spec = await inspect()
