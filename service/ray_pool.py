@@ -82,7 +82,7 @@ class WorkerActor:
         return socket.gethostname(), self._problem
 
 
-class WorkerStatus(NamedTuple):
+class PoolWorker(NamedTuple):
     """One worker of the pool, for people and scripts."""
 
     name: str
@@ -129,20 +129,20 @@ class RayPool:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group),
             ).remote(settings_json)
 
-    def status(self) -> list[WorkerStatus]:
+    def status(self) -> list[PoolWorker]:
         """Return every worker of the pool, by name."""
         return [self._status_of(name, state) for name, state in sorted(self._group_states().items())]
 
-    def _status_of(self, name: str, group_state: str) -> WorkerStatus:
+    def _status_of(self, name: str, group_state: str) -> PoolWorker:
         if group_state != "CREATED":
-            return WorkerStatus(name, "waiting", "", "no node has room for it")
+            return PoolWorker(name, "waiting", "", "no node has room for it")
         try:
             node, problem = ray.get(ray.get_actor(name).describe.remote(), timeout=CALL_S)
         except NO_ANSWER:
-            return WorkerStatus(name, "starting", "", "")
+            return PoolWorker(name, "starting", "", "")
         except (RayError, ValueError) as error:  # ValueError: no actor has this name
-            return WorkerStatus(name, "failed", "", str(error))
-        return WorkerStatus(name, "failed" if problem else "running", node, problem)
+            return PoolWorker(name, "failed", "", str(error))
+        return PoolWorker(name, "failed" if problem else "running", node, problem)
 
     def _group_states(self) -> dict[str, str]:
         """Return the state of each worker's placement group, by the name they share."""

@@ -16,7 +16,7 @@ from service.logs import log_to_stderr
 from service.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from service.ray_pool import RayPool, WorkerStatus
+    from service.ray_pool import PoolWorker, RayPool
 
 app = group("ray", "Run workers on a Ray cluster's nodes with one PostgreSQL, for jobs that are pushed.")
 
@@ -83,6 +83,6 @@ def down(address: Address = "auto", data_dir: DataDir = None) -> None:
         pool.scale(0, 0)
 
 
-def _print(workers: Sequence["WorkerStatus"], as_json: bool = False) -> None:
+def _print(workers: Sequence["PoolWorker"], as_json: bool = False) -> None:
     for worker in workers:
         say(*((json.dumps(worker._asdict()),) if as_json else worker))
