@@ -129,13 +129,12 @@ class QuarryFollower(IterableDataset[Any]):
         where = os.fspath(server)
         self._served: Callable[[], ServedJob | PublishedJob]
         if where.startswith(("http://", "https://")):
-            self._served = partial(ServedJob, where, job_id, key, patience_s)
+            self._served, self._order = partial(ServedJob, where, job_id, key, patience_s), "commits"
         elif where.startswith(HUB_PREFIX) or Path(where).is_absolute() or Path(where).is_dir():
-            self._served = partial(PublishedJob, where, job_id, patience_s)
+            self._served, self._order = partial(PublishedJob, where, job_id, patience_s), "plan"
         else:  # waiting for a folder of such a name would never end
             raise ReaderError(f"{where!r} is no http:// address, {HUB_PREFIX} repository or folder here")
         self._job_id, self._patience_s = job_id, patience_s
-        self._order = "commits" if where.startswith(("http://", "https://")) else "plan"
         self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct, check=check)
         self._folder, self._window, self._seed, self._even = folder, window, seed, even
         self._epoch, self._set_epoch = 0, SetEpoch()
