@@ -174,17 +174,22 @@ def train(
             if live is not None:
                 from service.trainers.live import Live
 
-                if settled.save_best:
-                    detail = "the best checkpoint may lack rows that are gone then"
-                    raise OptionRefused(detail, field="save_best", cure="leave --save-best out")
-                if settled.epochs != 1:
-                    detail, cure = "a job's rows come once", "leave --epochs out, and repeat the job's source"
-                    raise OptionRefused(detail, field="epochs", cure=cure)
+                _refuse_second_pass(settled)
                 job = Live.at(live, consumer, rows.about, source.options, check=check)
                 job.train_by(settled.max_steps)
             _write_ids(source, Path(settled.data_path))
         del rows, source  # the index is as large as the ids, which are mapped from now on
         main(config)
+
+
+def _refuse_second_pass(settled: Namespace) -> None:
+    """Refuse what would read a live job's rows again. Raises OptionRefused (`save_best`, `epochs`)."""
+    if settled.save_best:
+        detail = "the best checkpoint may lack rows that are gone then"
+        raise OptionRefused(detail, field="save_best", cure="leave --save-best out")
+    if settled.epochs != 1:
+        detail, cure = "a job's rows come once", "leave --epochs out, and repeat the job's source"
+        raise OptionRefused(detail, field="epochs", cure=cure)
 
 
 def _given(arguments: Sequence[str]) -> set[str]:
@@ -247,13 +252,14 @@ def _write_ids(source: Source, out: Path) -> None:
     IdentityChanged (`data_path`), OSError.
     """
     jobs = {job: manifest.sha256 for job, manifest in source.rows.manifests.items()}
+    identity = {"format": "speculators, ids alone", "jobs": jobs}
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / LOCK, f"{out} is written to", "data_path", wait=True):
         try:
-            is_written = begin(out, {"format": "speculators, ids alone", "jobs": jobs})
+            is_written = begin(out, identity)
         except (IdentityChanged, OptionRefused) as error:
             detail, cure = f"{out} holds something else than the ids of these jobs", "name another folder"
             raise type(error)(detail, field="data_path", cure=f"{cure} in --data-path") from error
         seal_missing(out, index_files(source))
         if not is_written:
-            end(out, {"format": "speculators, ids alone", "jobs": jobs}, len(source.rows), _NOTES)
+            end(out, identity, len(source.rows), _NOTES)
