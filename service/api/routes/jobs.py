@@ -240,10 +240,11 @@ def read_manifest(job: JobOf, settings: SettingsOf, part: OneRange = None) -> Fi
         raise IllegalMove(
             f"job {job.id} is {job.state}: a manifest is only made of a completed job", field="job_id"
         )
-    path = settings.dataset_dir(job.id) / manifest_path(job.id)
-    if not path.is_file():
-        raise NotFound(f"the dataset of job {job.id} is no longer on this machine", field="job_id")
-    return _sent(path, "application/json", part)
+    try:
+        return _sent(settings.dataset_dir(job.id) / manifest_path(job.id), "application/json", part)
+    except FileNotFoundError:
+        gone = f"the dataset of job {job.id} is no longer on this machine"
+        raise NotFound(gone, field="job_id") from None
 
 
 @reading.get(
@@ -260,22 +261,22 @@ def read_file(job: JobOf, store: StoreOf, settings: SettingsOf, path: str, part:
     folder = settings.dataset_dir(job.id).resolve()
     try:
         file = (folder / path).resolve()
-        is_there = file.is_relative_to(folder) and file.is_file()
-    except (OSError, ValueError):  # no file can have such a name
-        is_there = False
-    if not is_there and path == FINAL_NORM_PATH:
+        if file.is_relative_to(folder) and file.is_file():
+            return _sent(file, "application/octet-stream", part)
+    except (OSError, ValueError):  # no file can have such a name, or it was removed since
+        pass
+    if path == FINAL_NORM_PATH:
         return Response(store.read(commits.final_norm, job.id), media_type="application/octet-stream")
-    if not is_there:
-        cure = "GET /jobs/{job_id}/units says which files there are, and whether the folder has them"
-        raise NotFound(f"the data folder holds no such file of job {job.id}", field="path", cure=cure)
-    return _sent(file, "application/octet-stream", part)
+    cure = "GET /jobs/{job_id}/units says which files there are, and whether the folder has them"
+    raise NotFound(f"the data folder holds no such file of job {job.id}", field="path", cure=cure)
 
 
 def _sent(file: Path, media_type: str, part: str | None) -> FileResponse:
-    """Return a file or a range of it. Raises HTTPException."""
+    """Return a file or a range of it. Raises HTTPException and FileNotFoundError."""
+    found = file.stat()
     if part is not None:
-        _check_range(part, file.stat().st_size)
-    return FileResponse(file, media_type=media_type)
+        _check_range(part, found.st_size)
+    return FileResponse(file, media_type=media_type, stat_result=found)
 
 
 def _check_range(part: str, num_bytes: int) -> None:

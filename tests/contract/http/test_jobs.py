@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from fastapi import Response
 from sqlalchemy import text
 
 from schemas.job import JobPage, JobSummary
@@ -202,6 +203,26 @@ def test_a_file_of_the_dataset_is_sent_whole_or_in_part_and_no_other(
         assert refused.headers["Content-Range"] == "bytes */13"
     for part in ("bytes=0-0,2-2", "bytes=" + "0-0," * 5000, "bytes=-", "bytes=--1", "lines=1-2", "nonsense"):
         assert problem_of(api.get(url, headers={"Range": part}), 422).field == "Range"
+
+
+def test_a_file_that_is_removed_once_it_was_found_is_not_there(
+    api: httpx2.Client, settings: Settings, store: Store, job: JobSummary, monkeypatch: pytest.MonkeyPatch
+):
+    """A follower that consumes shards and the deletion of a dataset remove files while others read."""
+    complete(store, job.id)
+    send = job_routes._sent
+
+    def removed(file: Path, media_type: str, part: str | None) -> Response:
+        file.unlink()
+        return send(file, media_type, part)
+
+    monkeypatch.setattr(job_routes, "_sent", removed)
+    for name in ("shard", manifest_path(job.id)):
+        path = settings.dataset_dir(job.id) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"{}")
+    assert problem_of(api.get(f"/jobs/{job.id}/files/shard"), 404).field == "path"
+    assert problem_of(api.get(f"/jobs/{job.id}/manifest"), 404).field == "job_id"
 
 
 def test_an_answer_ends_with_its_last_byte(api: httpx2.Client, settings: Settings, job: JobSummary):
