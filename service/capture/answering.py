@@ -88,8 +88,8 @@ class Row:
     mask: list[int] = field(default_factory=list)
     has_end: bool = False
     is_captured: bool = False
-    ends: tuple[int | None, ...] = ()
-    """For each answer, the token with which it ended itself, or None."""
+    ends: tuple[tuple[int | None, ...], ...] = ()
+    """For each answer, its last token, and the one behind it with which it ended itself, or None."""
 
     def prompt(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the target did not generate."""
@@ -107,7 +107,8 @@ class Row:
         self.ids += answer.token_ids
         self.mask += [1] * len(answer.token_ids)
         self.has_end = answer.ended == "end"
-        self.ends = (*self.ends, answer.token_ids[-1] if self.has_end else None)
+        said = (None, *answer.token_ids) if self.has_end else (*answer.token_ids, None)
+        self.ends = (*self.ends, said[-2:])
 
     def runs(self) -> tuple[int, ...]:
         """Return the lengths of the runs after the planned tokens, as in `RowRef`, if an answer is next."""

@@ -99,12 +99,12 @@ class Renderer:
         return _ids(length, body)
 
     async def rendered(
-        self, talk: Talk, ends: Sequence[int | None], *, last_only: bool
+        self, talk: Talk, ends: Sequence[Sequence[int | None]], *, last_only: bool
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return token ids and loss mask, `[T]`, of a conversation up to its last supervised token.
 
-        All answers are supervised, or only the last; the end mark of an answer only if `ends` says it ended
-        with it.
+        All answers are supervised, or only the last; a mark at the end of an answer only if `ends` has it,
+        which are the answer's last token and its end.
         """
         conversation = talk.messages, talk.tools, talk.entry
         (length, *_), body = await self._ask("rendered", *conversation, ends, last_only)

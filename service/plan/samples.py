@@ -132,12 +132,12 @@ class SampleTokenizer:
         turns: Sequence[int],
         *,
         last_only: bool,
-        ends: Sequence[int | None] | None = None,
+        ends: Sequence[Sequence[int | None]] | None = None,
     ) -> Tokenized:
         """Return a rendered conversation's tokens with its assistant turns, or only the last, supervised.
 
-        If the target answered them, `ends` are the tokens with which it ended its answers, or None: a
-        different mark after an answer is not supervised.
+        If the target answered them, `ends` has for each answer its last token, and the one behind it with
+        which the target ended it, or None: a different mark after an answer is not supervised.
 
         Raises RejectedError, TemplateRefused, UnicodeEncodeError.
         """
@@ -277,13 +277,13 @@ def _said(
     encoding: Encoding,
     span: Span,
     answer: Mapping[str, Any],
-    end: int | None,
+    ends: Sequence[int | None],
     marks: Collection[int],
 ) -> slice:
     """Return the tokens of a span that the target generated: its answer, and the mark with which it ended it.
 
     What the template adds is excluded. If the answer's text is not in the span literally, return the whole
-    span, without a different mark at its end.
+    span, without a mark at its end that is not in `ends`: calls may end with one of their own.
     """
     inside, content = encoding.tokens(*span), answer["content"]
     content = content if content in text[slice(*span)] else content.strip()
@@ -293,10 +293,10 @@ def _said(
     at = text.rfind(content, span[0], int(encoding.starts[stop]) if stop < inside.stop else span[1])
     at = text.find(content, *span) if at < 0 else at
     if at < 0 or "tool_calls" in answer or "reasoning_content" in answer:
-        return inside if last == [end] else slice(inside.start, stop)
+        return inside if last and last[0] in ends else slice(inside.start, stop)
     said = encoding.tokens(at, at + len(content)) if content else slice(stop, stop)
     follows = encoding.ids[said.stop : said.stop + 1]
-    return slice(said.start, said.stop + int(len(follows) > 0 and follows[0] == end))
+    return slice(said.start, said.stop + int(len(follows) > 0 and follows[0] == ends[-1]))
 
 
 def _answer_room(request: ExtractRequest, limit: int) -> int:

@@ -260,6 +260,18 @@ def test_a_call_that_the_sources_result_follows_has_the_id_of_the_sources_call(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("talked", [CALLS], indirect=True)
+def test_a_mark_with_which_a_call_itself_ends_is_no_drift(
+    talked: Talked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `</tool_call>` in the tokenizer of GLM, whose template ends no turn: its next message does."""
+    monkeypatch.setattr(TalkingEngine, "end_token", "<|endoftext|>")
+    said, asked = call("add") + END, WITH_TOOLS | {"messages": WITH_TOOLS["messages"][:1]}
+    job = talked.run(lambda _: (said, "end"), asked, tool_parser="hermes", max_tokens=80, drift="reject")
+    assert [runs for _, _, runs in talked.rows(job)] == [[f"{said}<|endoftext|>"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("talked", [CALLS], indirect=True)
 def test_tools_in_another_form_than_the_parsers_are_rejected_by_name(talked: Talked) -> None:
     sample = WITH_TOOLS | {"tools": [tool["function"] for tool in TOOLS]}
     other = {"id": "other", "text": "keeps the job from having no row"}

@@ -76,7 +76,9 @@ class Turns:
         self._tokenizer.check_vocabulary(ids)
         return "prompt", (len(ids),), ids.astype("<i4").tobytes()
 
-    def _rendered(self, chat: Conversation, ends: Sequence[int | None], *, last_only: bool) -> Answer:
+    def _rendered(
+        self, chat: Conversation, ends: Sequence[Sequence[int | None]], *, last_only: bool
+    ) -> Answer:
         """Return the token ids of a conversation, int32, and its loss mask, uint8, up to the last answer."""
         turns = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
         ends = ends[-1:] if last_only else ends

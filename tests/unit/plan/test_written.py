@@ -259,7 +259,7 @@ def test_an_answer_of_the_target_is_found_behind_what_the_template_writes_before
 ) -> None:
     tokenizer = a_tokenizer(tmp_path, template, generate={"max_tokens": 16})
     told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
-    ends = [tokenizer.texts.marks.get(end)]
+    ends = [(None, tokenizer.texts.marks.get(end))]
     row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=ends)
     places = row.mask.nonzero()[0]
     assert decode(tokenizer, row.ids[places]) == answer + end
@@ -269,7 +269,7 @@ def test_an_answer_of_the_target_is_found_behind_what_the_template_writes_before
 def test_an_answer_of_the_target_that_was_cut_behind_an_added_token_keeps_it(tmp_path: Path) -> None:
     tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 16})
     told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so<|end|>"}]
-    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=[None])
+    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=[(None, None)])
     assert decode(tokenizer, row.ids[row.mask.nonzero()[0]]) == "so<|end|>"
 
 
@@ -280,4 +280,4 @@ def test_an_answer_of_the_target_that_has_no_place_in_the_rendering_is_a_reject(
     tokenizer = a_tokenizer(tmp_path, inside, generate={"max_tokens": 16})
     told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]
     with pytest.raises(RejectedError, match="1 answers have 0 places in the rendering"):
-        tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=[None])
+        tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=[(None, None)])
