@@ -37,8 +37,10 @@ def set_right(tx: Transaction, lease_s: float, rest_s: float) -> None:
         (HOST.c.seen_at, true(), GAP_S),
         (HOST.c.there_since, true(), GAP_S),
     ):
-        ahead = until > tx.now + timedelta(seconds=longest_s)
-        tx.connection.execute(update(until.table).where(which, ahead).values({until: tx.now}))
+        ahead = and_(which, until > tx.now + timedelta(seconds=longest_s))
+        in_order = select(until).where(ahead).order_by(*until.table.primary_key).with_for_update()
+        tx.connection.execute(in_order)  # as whoever else locks several of them
+        tx.connection.execute(update(until.table).where(ahead).values({until: tx.now}))
 
 
 def set_slots_right(tx: Transaction) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, Table, select, update
 
 from schemas.job import JobState
 from schemas.request import ExtractRequest, HubTarget
@@ -17,6 +17,7 @@ from service.store import (
     HOME,
     Store,
     TaskState,
+    clock as clocks,
     deletion,
     hosts,
     jobs,
@@ -174,6 +175,27 @@ def test_a_disk_that_fills_waits_for_no_job_as_who_gives_up_its_host_locks_them_
         store.write(storing.hasten, HOME)
     lease = storing.lease(store, OWNER, TTL_S)
     assert lease is not None and lease.job_id == job_id(2)
+
+
+@pytest.mark.parametrize("rows", [WORKER, TASK])
+def test_a_clock_that_is_set_right_and_who_locks_workers_or_leases_in_order_both_succeed(
+    store: Store, database: Store, clock: Clock, rows: Table
+) -> None:
+    """1. A clock is an hour ahead: the last rows are written first. 2. It is set right, and swept."""
+    start_units(store, units=2)
+    clock.advance(3600)
+    for owner in (OWNER, "a"):
+        store.write(workers.beat, owner, TTL_S)
+    leases = [lease_unit(store) for _ in range(2)]
+    store.write(tasks.release, leases[0])
+    leases[0] = lease_unit(store)
+    clock.advance(-3600)
+    acts = {
+        WORKER: (WORKER.c.owner == OWNER, partial(store.write, workers.forget_refusals, job_id(1))),
+        TASK: (TASK.c.item == 1, partial(store.write, tasks.extend, leases, TTL_S)),
+    }
+    last, act = acts[rows]
+    behind(database, select(rows).where(last), partial(store.write, clocks.set_right, TTL_S, TTL_S), act)
 
 
 @pytest.mark.parametrize("act", [schedules.run_now, schedules.remove])
