@@ -356,6 +356,9 @@ class Answering:
         if row.is_captured or self._generate.drift == "keep":
             self.counts["drift"] += 1
             return row
+        if mask.any():  # what the template writes behind the last answer is not a part of the row
+            end = int(np.flatnonzero(mask)[-1]) + 1
+            ids, mask = ids[:end], mask[:end]
         shorter = min(len(ids), len(said))
         at = int(np.append(ids[:shorter] != said[:shorter], True).argmax())
         prompt = row.planned.prompt

@@ -101,7 +101,7 @@ class Renderer:
     async def rendered(
         self, talk: Talk, ends: Sequence[Sequence[int | None]], *, last_only: bool
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Return token ids and loss mask, `[T]`, of a conversation up to its last supervised token.
+        """Return token ids and loss mask, `[T]`, of a conversation.
 
         All answers are supervised, or only the last; a mark at the end of an answer only if `ends` has it,
         which are the answer's last token and its end.

@@ -148,6 +148,14 @@ def test_a_row_whose_text_becomes_other_tokens_is_kept_rendered_again_or_rejecte
     assert as_rendered is (drift == "rerender")
 
 
+@pytest.mark.parametrize("talked", [templates.CHATML.replace("'<|im_", "'<|endoftext|><|im_")], indirect=True)
+def test_special_tokens_that_the_template_writes_as_the_target_does_are_no_drift(talked: Talked) -> None:
+    """As Command A's `<|END_RESPONSE|>`, which the text of an answer does not have."""
+    sample = CONVERSATION | {"messages": CONVERSATION["messages"][:2]}
+    job = talked.run(lambda _: ("one<|endoftext|>", "end"), sample, drift="reject")
+    assert [runs for _, _, runs in talked.rows(job)] == [[f"one<|endoftext|>{END}"]]
+
+
 CALLS = (
     templates.CHATML.replace(
         "message.content + '<|im_end|>\\n' }}",
@@ -260,14 +268,17 @@ def test_a_call_that_the_sources_result_follows_has_the_id_of_the_sources_call(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("talked", [CALLS], indirect=True)
-def test_a_mark_with_which_a_call_itself_ends_is_no_drift(
+def test_a_mark_with_which_a_call_itself_ends_is_kept_when_the_row_is_rendered_again(
     talked: Talked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `</tool_call>` in the tokenizer of GLM, whose template ends no turn: its next message does."""
     monkeypatch.setattr(TalkingEngine, "end_token", "<|endoftext|>")
+    parts = [talked.tokenizer.encode(part, add_special_tokens=False) for part in ("t", "he")]
+    TalkingEngine.said_ids = [token for part in parts for token in part]
     said, asked = call("add") + END, WITH_TOOLS | {"messages": WITH_TOOLS["messages"][:1]}
-    job = talked.run(lambda _: (said, "end"), asked, tool_parser="hermes", max_tokens=80, drift="reject")
-    assert [runs for _, _, runs in talked.rows(job)] == [[f"{said}<|endoftext|>"]]
+    job = talked.run(lambda _: (said, "end"), asked, tool_parser="hermes", max_tokens=80, drift="rerender")
+    assert [runs for _, _, runs in talked.rows(job)] == [[f"the{said}"]]
+    assert talked.counts(job)["drift"] == 1
 
 
 @pytest.mark.slow

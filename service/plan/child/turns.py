@@ -13,7 +13,6 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from schemas.base import first_fault
@@ -79,7 +78,7 @@ class Turns:
     def _rendered(
         self, chat: Conversation, ends: Sequence[Sequence[int | None]], *, last_only: bool
     ) -> Answer:
-        """Return the token ids of a conversation, int32, and its loss mask, uint8, up to the last answer."""
+        """Return the token ids of a conversation, int32, and its loss mask, uint8."""
         turns = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
         ends = ends[-1:] if last_only else ends
         try:
@@ -87,8 +86,7 @@ class Turns:
         except TemplateRefused as error:  # it renders, but its turns cannot be found
             raise RejectedError(RejectReason.TURN_BOUNDARIES, str(error)) from error
         self._tokenizer.check_vocabulary(row.ids)
-        end = int(np.flatnonzero(row.mask)[-1]) + 1 if row.mask.any() else len(row.ids)
-        return "rendered", (end,), row.ids[:end].astype("<i4").tobytes() + row.mask[:end].tobytes()
+        return "rendered", (len(row.ids),), row.ids.astype("<i4").tobytes() + row.mask.tobytes()
 
     def _is_prompt(self, token_ids: Sequence[int], chat: Conversation) -> Answer:
         """Return whether the tokens decode to the same text as a turn's prompt."""
