@@ -36,11 +36,12 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Test processes: three for two cores (tests/conftest.py); tests of one file share what they set up.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
+# Test processes: three for two cores (tests/conftest.py); tests of one file share what they set up. What they import
+# is compiled once, not by each of hundreds of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
 SLOW := slow or outside or (engine and not short)
 
-# What is run at every step: a quarter of an hour on two cores.
+# What is run at every step: 25 minutes on two slow cores.
 test: lint
 	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
 

@@ -63,7 +63,7 @@ def service(data_dir: Path, target: Path, **changes: object) -> Settings:
         "model_roots": (target.parent,),
         "engine": FAKE_ENGINE,
         "pool_bytes": 2**20,
-        "poll_s": 0.05,
+        "poll_s": 0.1,
         "lease_s": 1.0,
         "drain_s": 5.0,
     }

@@ -79,7 +79,7 @@ class Node:
 
 @pytest.fixture(params=ENGINES)
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
-    shop = Shop.open(tmp_path, tmp_path / "models" / "any", poll_s=0.1, **request.param)
+    shop = Shop.open(tmp_path, tmp_path / "models" / "any", **request.param)
     with (tmp_path / "log").open("wb") as log:
         worker = WorkerProcess(worker_command(), shop.settings.with_secrets(), log)
         try:

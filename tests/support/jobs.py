@@ -66,7 +66,7 @@ class Shop:
             "model_roots": (target.parent,),
             "engine": FAKE_ENGINE,
             "pool_bytes": 2**20,
-            "poll_s": 0.02,
+            "poll_s": 0.1,  # a worker that looks 50 times a second takes a third of a core
         }
         told = Settings(**(values | settings))
         told.data_dir.mkdir(parents=True, exist_ok=True)

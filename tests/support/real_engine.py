@@ -34,7 +34,6 @@ def vllm_shop(
 ) -> Shop:
     """Open a service on vLLM that proves every row by its logits; prompts of 256 tokens are chunked."""
     options = {"enforce_eager": True, "max_num_batched_tokens": 256} | MEMORY | dict(engine_options or {})
-    settings = {"poll_s": 0.1} | settings  # a worker that looks 50 times a second takes a third of a core
     shop = Shop.open(folder, target, engine=VLLM, engine_options=options, **settings)
     shop.patience_s = 500.0
     return shop
