@@ -7,6 +7,9 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
+# Where the caller forbids it: hundreds of test processes would each compile what they import.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help install fmt lint test test-all test-long demo nights crash crash-all mutants fuzz load loop bench gpu soak architectures healthy pages lock audit compat clean
 
 help:
@@ -36,9 +39,8 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Test processes: three for two cores (tests/conftest.py); tests of one file share what they set up. What they import
-# is compiled once, not by each of hundreds of processes.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
+# Test processes: three for two cores (tests/conftest.py); tests of one file share what they set up.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
 SLOW := slow or outside or (engine and not short)
 
 # What is run at every step: 25 minutes on two slow cores.

@@ -103,8 +103,8 @@ class Renderer:
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return token ids and loss mask, `[T]`, of a conversation.
 
-        All answers are supervised, or only the last; a mark at the end of an answer only if `ends` has it,
-        which are the answer's last token and its end.
+        All answers are supervised, or only the last; a mark at the end of an answer only if it is in `ends`:
+        the answer's last token and its end.
         """
         conversation = talk.messages, talk.tools, talk.entry
         (length, *_), body = await self._ask("rendered", *conversation, ends, last_only)

@@ -283,7 +283,8 @@ def _said(
     """Return the tokens of a span that the target generated: its answer, and the mark with which it ended it.
 
     What the template adds is excluded. If the answer's text is not in the span literally, return the whole
-    span, without a mark at its end that is not in `ends`: calls may end with one of their own.
+    span, without a mark at its end that is not in `ends`: calls may end with one of their own, and a text may
+    lack the last mark of its answer.
     """
     inside, content = encoding.tokens(*span), answer["content"]
     content = content if content in text[slice(*span)] else content.strip()
@@ -295,8 +296,11 @@ def _said(
     if at < 0 or "tool_calls" in answer or "reasoning_content" in answer:
         return inside if last and last[0] in ends else slice(inside.start, stop)
     said = encoding.tokens(at, at + len(content)) if content else slice(stop, stop)
-    follows = encoding.ids[said.stop : said.stop + 1]
-    return slice(said.start, said.stop + int(len(follows) > 0 and follows[0] == ends[-1]))
+    lacks_one = ends[0] in marks and ends[0] not in encoding.ids[said]
+    stop = said.stop
+    for end in ends if lacks_one else ends[-1:]:
+        stop += int(encoding.ids[stop : stop + 1].tolist() == [end])
+    return slice(said.start, stop)
 
 
 def _answer_room(request: ExtractRequest, limit: int) -> int:

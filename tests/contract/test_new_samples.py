@@ -199,7 +199,7 @@ def test_a_planner_that_dies_leaves_out_the_same_samples_when_it_plans_again(
     planned = nights.job().progress
     assert planned.units_planned == 2 and not planned.plan_done
     nights.clock.advance(nights.shop.settings.lease_s + 1)
-    nights.shop.patience_s = 2.0
+    nights.shop.patience_s = 5.0
     with suppress(TimeoutError):  # it waits for the rest of the plan
         nights.shop.capture(nights.job().id)
     assert nights.job().progress.units_done == 2

@@ -41,7 +41,7 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.SEEN: (
         "every row, capture",
-        "no state has the bytes of a different token's: one such pair within a row is refused, two with "
+        "no two different tokens have a state of the same bytes: one pair within a row is refused, two with "
         "earlier rows. A table holds the latest states, one for each token of the engine's cache, 2^20 at "
         "most. Layer 0 is left out: its states are embeddings",
     ),

@@ -207,7 +207,7 @@ class Faults:
 def hang(nights: Nights, faults: Faults, rows: int) -> None:
     """Capture until the engine hangs, and end the worker then."""
     faults.hang_after(rows)
-    nights.shop.patience_s = 1.0
+    nights.shop.patience_s = 2.0
     with suppress(TimeoutError):
         nights.shop.capture(nights.job().id)
     nights.shop.patience_s = 120.0

@@ -273,6 +273,23 @@ def test_an_answer_of_the_target_that_was_cut_behind_an_added_token_keeps_it(tmp
     assert decode(tokenizer, row.ids[row.mask.nonzero()[0]]) == "so<|end|>"
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [("<|end|>", "so<|end|><|im_end|>"), ("<|im_start|>", "so"), (None, "so")],
+)
+def test_a_mark_that_the_text_of_an_answer_lacks_is_its_own_if_the_target_wrote_it(
+    tmp_path: Path, last: str | None, said: str
+) -> None:
+    """As Command A's `<|END_RESPONSE|>`; another one is the template's."""
+    template = templates.CHATML.replace("'<|im_end|>", "'<|end|><|im_end|>")
+    tokenizer = a_tokenizer(tmp_path, template, generate={"max_tokens": 16})
+    told = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so"}]
+    marks = tokenizer.texts.marks
+    ends = [(None if last is None else marks[last], marks["<|im_end|>"])]
+    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=ends)
+    assert decode(tokenizer, row.ids[row.mask.nonzero()[0]]) == said
+
+
 def test_an_answer_of_the_target_that_has_no_place_in_the_rendering_is_a_reject(tmp_path: Path) -> None:
     inside = templates.GENERATION.replace(
         " + '<|im_end|>' }}{% endgeneration %}{{ '", " }}{% endgeneration %}{{ '<|im_end|>"
