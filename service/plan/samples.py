@@ -284,7 +284,7 @@ def _said(
 
     What the template adds is excluded. If the answer's text is not in the span literally, return the whole
     span, without a mark at its end that is not in `ends`: calls may end with one of their own, and a text may
-    lack the last mark of its answer.
+    lack the last mark of its answer. The mark behind the answer may begin the next message.
     """
     inside, content = encoding.tokens(*span), answer["content"]
     content = content if content in text[slice(*span)] else content.strip()
@@ -294,12 +294,13 @@ def _said(
     at = text.rfind(content, span[0], int(encoding.starts[stop]) if stop < inside.stop else span[1])
     at = text.find(content, *span) if at < 0 else at
     if at < 0 or "tool_calls" in answer or "reasoning_content" in answer:
-        return inside if last and last[0] in ends else slice(inside.start, stop)
-    said = encoding.tokens(at, at + len(content)) if content else slice(stop, stop)
-    lacks_one = ends[0] in marks and ends[0] not in encoding.ids[said]
-    stop = said.stop
-    for end in ends if lacks_one else ends[-1:]:
-        stop += int(encoding.ids[stop : stop + 1].tolist() == [end])
+        said = inside if last and last[0] in ends else slice(inside.start, stop)
+    else:
+        said = encoding.tokens(at, at + len(content)) if content else slice(stop, stop)
+    stop, own = said.stop, encoding.ids[said][-1:].tolist()
+    for end in ends if ends[0] in marks else ends[-1:]:
+        if own != [end] and encoding.ids[stop : stop + 1].tolist() == [end]:
+            stop += 1
     return slice(said.start, stop)
 
 

@@ -290,6 +290,22 @@ def test_a_mark_that_the_text_of_an_answer_lacks_is_its_own_if_the_target_wrote_
     assert decode(tokenizer, row.ids[row.mask.nonzero()[0]]) == said
 
 
+@pytest.mark.parametrize("about", [{}, {"reasoning_content": "why"}])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_answer_that_ends_with_what_begins_the_next_message_keeps_it(
+    tmp_path: Path, about: dict[str, str], is_cut: bool
+) -> None:
+    """As GLM's `<|user|>`. An answer that was cut has none."""
+    template = templates.KEEPS_REASONING.replace("+ '<|im_end|>\\n' ", "")
+    tokenizer = a_tokenizer(tmp_path, template, generate={"max_tokens": 16})
+    question = {"role": "user", "content": "q"}
+    told = [question, {"role": "assistant", "content": "so", **about}, question]
+    ends = [(None, None if is_cut else tokenizer.texts.marks["<|im_start|>"])]
+    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=False, ends=ends)
+    said = decode(tokenizer, row.ids[row.mask.nonzero()[0]])
+    assert said.endswith("so" if is_cut else "so<|im_start|>")
+
+
 def test_an_answer_of_the_target_that_has_no_place_in_the_rendering_is_a_reject(tmp_path: Path) -> None:
     inside = templates.GENERATION.replace(
         " + '<|im_end|>' }}{% endgeneration %}{{ '", " }}{% endgeneration %}{{ '<|im_end|>"
