@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("worker_apart")
 
 def run(example: str, *options: str) -> str:
     command = [sys.executable, "-m", f"examples.{example}", *options]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
