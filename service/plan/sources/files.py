@@ -23,7 +23,7 @@ from schemas.source import FileSource
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
 from service.plan.sources.conversations import COLUMNS, Read, read_line
-from service.plan.sources.rows import RejectReason, RowReject, RowSource, SourceRow
+from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
 PARQUET_SUFFIX = ".parquet"
@@ -46,7 +46,7 @@ def _state(stats: os.stat_result) -> _State:
 
 
 @dataclass(frozen=True, slots=True)
-class FileRows(RowSource):
+class FileRows:
     """The rows of `files`, whose keys are paths below the source's folder, in that order.
 
     The files are those in `names`, or all. An opened file must be inside `roots`, whatever its path leads to

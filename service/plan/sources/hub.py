@@ -21,7 +21,7 @@ from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
 from service.plan.sources.conversations import COLUMNS, Read, read_line, read_row
-from service.plan.sources.rows import RejectReason, RowSource, SourceRow
+from service.plan.sources.rows import RejectReason, SourceRow
 from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
@@ -41,7 +41,7 @@ _BROKEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class HubRows(RowSource):
+class HubRows:
     """The rows of one split at one commit, so that fingerprint and rows are of the same data."""
 
     source: HubSource
@@ -64,6 +64,13 @@ class HubRows(RowSource):
         if commit is None:
             raise SourceRefused(f"{_what(source)} has no commit", field=_FIELD, cure=_CURE)
         return cls(source, commit, settings.hub_endpoint, token, labels)
+
+    def listed(self) -> "HubRows":
+        """Return itself."""
+        return self
+
+    def check_unchanged(self) -> None:
+        """Do nothing: a commit does not change."""
 
     def frozen(self) -> object:
         """Return the commit."""

@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class MixedRows(RowSource):
+class MixedRows:
     """The rows of `parts`, one part after another, or in proportion to `weights` until a part ends.
 
     The id of a row begins with its part's number: `1/` is the second.

@@ -13,7 +13,7 @@ SHUFFLED_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class OnePass(RowSource):
+class OnePass:
     """The rows of `source` in pass `number`, from 0; shuffled by `seed` unless it is None.
 
     If there are several passes, the id of each row ends with its pass: `doc-7#1`. This includes the first

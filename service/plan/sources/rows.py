@@ -1,9 +1,9 @@
 """The rows that every source yields, each a sample or a named reject; and the rows of an inline source."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from schemas.digest import canonical_sha256
 from schemas.request import ExtractRequest
@@ -73,7 +73,7 @@ class SourceRow:
     content: Sample | RowReject
 
 
-class RowSource(ABC):
+class RowSource(Protocol):
     """A source. Every method may be called more than once and returns the same.
 
     Files are not looked up before `listed`; call the other methods on its result.
@@ -84,26 +84,19 @@ class RowSource(ABC):
 
         Raises SourceRefused.
         """
-        return self
 
-    @abstractmethod
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return a digest that changes when the rows do; `watch` is called often, and may raise.
 
         Raises SourceRefused, HubUnavailable.
         """
 
-    def check_unchanged(self) -> None:  # noqa: B027 - a request or a commit cannot change
+    def check_unchanged(self) -> None:
         """Raise SourceRefused if the source was written to since its fingerprint was taken."""
 
     def frozen(self) -> object:
-        """Return JSON with which `open_source` reopens this source unchanged, even if it has grown.
+        """Return JSON with which `open_source` reopens this source unchanged, even if it has grown."""
 
-        None if the request holds all of it.
-        """
-        return None
-
-    @abstractmethod
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows in order, in bounded memory; a bad row becomes a reject.
 
@@ -112,7 +105,7 @@ class RowSource(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class InlineRows(RowSource):
+class InlineRows:
     """The samples of a request, which the schema has checked."""
 
     source: InlineSource
@@ -129,6 +122,13 @@ class InlineRows(RowSource):
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 of the samples' canonical JSON."""
         return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
+
+    def check_unchanged(self) -> None:
+        """Do nothing: the samples cannot change."""
+
+    def frozen(self) -> object:
+        """Return None: the request holds all of it."""
+        return None
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the samples."""
