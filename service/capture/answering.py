@@ -349,10 +349,11 @@ class Answering:
 
     async def _held_against(self, row: Row, talk: Talk, renderer: Renderer, *, last_only: bool) -> Row:
         """Return the row, or the row tokenized again if `drift` asks for that. Raises RejectedError."""
-        ids, mask = await renderer.rendered(talk, row.ends, last_only=last_only)
         said = np.asarray(row.ids[:-1] if row.has_end else row.ids)
-        if np.array_equal(ids[: len(said)], said):
+        rendered = await renderer.rendered(talk, said.tolist(), row.ends, last_only=last_only)
+        if rendered is None:
             return row
+        ids, mask = rendered
         if row.is_captured or self._generate.drift == "keep":
             self.counts["drift"] += 1
             return row

@@ -99,15 +99,17 @@ class Renderer:
         return _ids(length, body)
 
     async def rendered(
-        self, talk: Talk, ends: Sequence[Sequence[int | None]], *, last_only: bool
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Return token ids and loss mask, `[T]`, of a conversation.
+        self, talk: Talk, said: Sequence[int], ends: Sequence[Sequence[int | None]], *, last_only: bool
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]] | None:
+        """Return token ids and loss mask, `[T]`, of a conversation, or None if its tokens begin with `said`.
 
         All answers are supervised, or only the last; a mark at the end of an answer only if it is in `ends`:
         the answer's last token and its end.
         """
         conversation = talk.messages, talk.tools, talk.entry
-        (length, *_), body = await self._ask("rendered", *conversation, ends, last_only)
+        (length, *_), body = await self._ask("rendered", *conversation, list(said), ends, last_only)
+        if length == 0:
+            return None
         ids = _ids(length, body)
         mask = np.frombuffer(body, np.uint8, len(ids), 4 * len(ids))
         return ids, mask

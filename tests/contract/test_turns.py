@@ -156,6 +156,18 @@ def test_special_tokens_that_the_template_writes_as_the_target_does_are_no_drift
     assert [runs for _, _, runs in talked.rows(job)] == [[f"one<|endoftext|>{END}"]]
 
 
+TRAILER = "{% if not add_generation_prompt %}{% generation %}The end.{% endgeneration %}{% endif %}"
+
+
+@pytest.mark.parametrize("talked", [templates.GENERATION + TRAILER], indirect=True)
+def test_a_row_with_the_tokens_of_its_rendering_is_no_drift_though_its_answers_are_not_found(
+    talked: Talked,
+) -> None:
+    job = talked.run(THREE, drift="reject")
+    assert [runs for _, _, runs in talked.rows(job)] == [[f" one {END}", f"two</think>{END}", f"three{END}"]]
+    assert talked.counts(job) == {"conversations in one row": 1}
+
+
 CALLS = (
     templates.CHATML.replace(
         "message.content + '<|im_end|>\\n' }}",

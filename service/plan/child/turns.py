@@ -53,8 +53,11 @@ class Turns:
             match question:
                 case ("prompt", messages, tools, entry):
                     return self._prompt(self._chat(messages, tools, entry))
-                case ("rendered", messages, tools, entry, ends, last_only):
-                    return self._rendered(self._chat(messages, tools, entry), ends, last_only=last_only)
+                case ("rendered", messages, tools, entry, said, ends, last_only):
+                    chat = self._chat(messages, tools, entry)
+                    if self._texts.ids(chat.rendering.text)[: len(said)].tolist() == said:
+                        return "rendered", (0,), b""
+                    return self._rendered(chat, ends, last_only=last_only)
                 case ("is prompt", token_ids, messages, tools, entry):
                     return self._is_prompt(token_ids, self._chat(messages, tools, entry))
                 case ("read", before, token_ids, tools, entry, is_stopped):
