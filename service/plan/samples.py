@@ -147,18 +147,24 @@ class SampleTokenizer:
             raise _too_long(len(encoding.ids), self.limit_tokens)
         if chat.template.marks_generation:
             spans = self._marked_spans(chat, turns[-1], last_only=last_only)
+            has_more = ends is not None and len(spans) > len(ends)
+            if has_more and text[slice(*spans[-1])] in self.texts.marks:
+                spans = spans[:-1]  # TRL's for Phi-3 ends the conversation with one
         else:
             spans = self._found_spans(chat, turns[-1:] if last_only else turns, encoding)
         mask = np.zeros(len(encoding.ids), dtype=np.uint8)
         if ends is not None and len(ends) != len(spans):
             detail = f"{len(ends)} answers have {len(spans)} places in the rendering"
             raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
-        answers = [chat.messages[turn] for turn in (turns[-1:] if last_only else turns)]
+        answers = turns[-1:] if last_only else turns
         for place, (start, end) in enumerate(spans):
             inside = encoding.tokens(start, end)
             if ends is not None:
-                span = start, self.texts.end_of_turn(text, encoding, start, end)
-                inside = _said(text, encoding, span, answers[place], ends[place], self.texts.marks.values())
+                prompt = replace(chat, messages=chat.messages[: answers[place]]).prompt()
+                begin = max(start, len(prompt)) if text.startswith(prompt) else start
+                span = begin, self.texts.end_of_turn(text, encoding, begin, end)
+                answer, marks = chat.messages[answers[place]], self.texts.marks.values()
+                inside = _said(text, encoding, span, answer, ends[place], marks)
             mask[inside] = 1
         return Tokenized(encoding.ids.astype(np.int32), mask)
 

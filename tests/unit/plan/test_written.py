@@ -306,6 +306,36 @@ def test_an_answer_that_ends_with_what_begins_the_next_message_keeps_it(
     assert said.endswith("so" if is_cut else "so<|im_start|>")
 
 
+def said_of(folder: Path, template: str, answer: dict[str, str], end: str | None, *then: str) -> str:
+    """Return the supervised text of an answer of the target, which ended it with this mark."""
+    tokenizer = a_tokenizer(folder, template, generate={"max_tokens": 16})
+    told = [{"role": "user", "content": "q"}, {"role": "assistant", **answer}]
+    told += [{"role": "user", "content": text} for text in then]
+    ends = [(None, end and tokenizer.texts.marks[end])]
+    row = tokenizer.supervised(tokenizer.chat(told, None, None), [1], last_only=True, ends=ends)
+    return decode(tokenizer, row.ids[row.mask.nonzero()[0]])
+
+
+def test_a_header_in_the_generation_block_is_not_the_answers(tmp_path: Path) -> None:
+    """As in TRL's template for gpt-oss; the prompt has it."""
+    template = """
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{{ '<|im_start|>user\\n' + m.content + '<|im_end|>' }}{% else %}{% generation %}
+        {{- '<|im_start|>assistant\\n' + (m.reasoning_content or '') + m.content + '<|im_end|>' }}
+    {%- endgeneration %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+    answer = {"content": "so", "reasoning_content": "why"}
+    assert said_of(tmp_path, template, answer, "<|im_end|>") == "whyso<|im_end|>"
+
+
+def test_a_generation_block_that_only_ends_the_conversation_is_no_answer(tmp_path: Path) -> None:
+    """As in TRL's template for Phi-3."""
+    trailer = "{% if not add_generation_prompt %}{% generation %}</s>{% endgeneration %}{% endif %}"
+    template = templates.GENERATION + trailer
+    assert said_of(tmp_path, template, {"content": "so"}, "<|im_end|>") == "so<|im_end|>"
+
+
 def test_an_answer_of_the_target_that_has_no_place_in_the_rendering_is_a_reject(tmp_path: Path) -> None:
     inside = templates.GENERATION.replace(
         " + '<|im_end|>' }}{% endgeneration %}{{ '", " }}{% endgeneration %}{{ '<|im_end|>"
