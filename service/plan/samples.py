@@ -288,25 +288,27 @@ def _said(
 ) -> slice:
     """Return the tokens of a span that the target generated: its answer, and the mark with which it ended it.
 
-    What the template adds is excluded. If the answer's text is not in the span literally, return the whole
-    span, without a mark at its end that is not in `ends`: calls may end with one of their own, and a text may
-    lack the last mark of its answer. The mark behind the answer may begin the next message.
+    What the template adds is excluded; reasoning is what precedes the text. If the answer's text is not in
+    the span literally, return the whole span, without a mark at its end that is not in `ends`: calls may end
+    with one of their own, and a text may lack the last mark of its answer. The mark behind the answer may
+    begin the next message.
     """
     inside, content = encoding.tokens(*span), answer["content"]
+    if not content and ends[-1] is None:  # it may be cut while it thinks
+        content = answer.get("reasoning_content", content)
     content = content if content in text[slice(*span)] else content.strip()
     last = encoding.ids[inside][-1:].tolist()
     stop = inside.stop - int(bool(last) and last[0] in marks)
     # The template may have written the same before the answer, such as `a` in a channel's name.
     at = text.rfind(content, span[0], int(encoding.starts[stop]) if stop < inside.stop else span[1])
     at = text.find(content, *span) if at < 0 else at
-    if at < 0 or "tool_calls" in answer or "reasoning_content" in answer:
-        said = inside if last and last[0] in ends else slice(inside.start, stop)
-    else:
-        said = encoding.tokens(at, at + len(content)) if content else slice(stop, stop)
+    is_rewritten = at < 0 or "tool_calls" in answer
+    said = encoding.tokens(at, at + len(content)) if content and not is_rewritten else slice(stop, stop)
+    if is_rewritten or "reasoning_content" in answer:
+        said = slice(inside.start, stop if last and last[0] in ends else said.stop)
     stop, own = said.stop, encoding.ids[said][-1:].tolist()
-    for end in ends if ends[0] in marks else ends[-1:]:
-        if own != [end] and encoding.ids[stop : stop + 1].tolist() == [end]:
-            stop += 1
+    for end in ends if ends[0] in marks and own != [ends[0]] else ends[-1:]:
+        stop += int(encoding.ids[stop : stop + 1].tolist() == [end])
     return slice(said.start, stop)
 
 

@@ -329,6 +329,28 @@ def test_a_header_in_the_generation_block_is_not_the_answers(tmp_path: Path) -> 
     assert said_of(tmp_path, template, answer, "<|im_end|>") == "whyso<|im_end|>"
 
 
+@pytest.mark.parametrize(
+    ("end_mark", "content", "said"),
+    [
+        ("<|im_end|>", "", "<think>\nwhy"),
+        ("<|im_end|>", "so", "<think>\nwhy\n</think>so"),
+        ("<|end|><|im_end|>", "so", "<think>\nwhy\n</think>so"),
+        ("", "so", "<think>\nwhy\n</think>so"),
+    ],
+)
+def test_what_follows_an_answer_with_reasoning_that_was_cut_is_not_supervised(
+    tmp_path: Path, end_mark: str, content: str, said: str
+) -> None:
+    template = templates.KEEPS_REASONING.replace("<|im_end|>", end_mark)
+    answer = {"content": content, "reasoning_content": "why"}
+    assert said_of(tmp_path, template, answer, None, "x") == said
+
+
+def test_an_answer_whose_text_ends_with_an_end_mark_keeps_its_own(tmp_path: Path) -> None:
+    answer = {"content": "so<|im_end|>"}
+    assert said_of(tmp_path, templates.CHATML, answer, "<|im_end|>") == "so<|im_end|><|im_end|>"
+
+
 def test_a_generation_block_that_only_ends_the_conversation_is_no_answer(tmp_path: Path) -> None:
     """As in TRL's template for Phi-3."""
     trailer = "{% if not add_generation_prompt %}{% generation %}</s>{% endgeneration %}{% endif %}"
