@@ -10,6 +10,7 @@ reference in the job's dtype may be as far from a float32 reference as that 16-b
 Legend: T tokens, H hidden size, J candidate layers.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,12 +66,13 @@ def no_reference(what: str, cure: str = CANARY_SKIP) -> EngineRefused:
 class _Distance:
     """The distance of one layer's states of one prompt from each layer of a reference.
 
-    For each token: the cosine with the state of the same layer [T], and the relative distance to it [T] and
-    to each candidate [J, T].
+    For each token: the cosine with the state of the same layer [T], its length relative to that one's [T],
+    and the relative distance to it [T] and to each candidate [J, T].
     """
 
     candidates: tuple[int, ...]
     cosine_T: torch.Tensor
+    length_T: torch.Tensor
     own_T: torch.Tensor
     error_JT: torch.Tensor
 
@@ -104,7 +106,8 @@ def judge(
     The reference has every layer 0..N and POST_NORM; with `activation_bits`, the engine rounds more than the
     reference. Each captured layer must have the direction of its own reference and must not be clearly nearer
     to another layer. A token whose adjacent layers cannot be distinguished (a massive first token) does not
-    count against it, but over all tokens its own layer must be the nearest.
+    count against it, but over all tokens its own layer must be the nearest. Lengths must agree, too: the
+    final norm removes them, so that no logit shows them.
 
     Raises:
         StatesWrong: names the layer, the distance, and which layer it looks like.
@@ -191,7 +194,8 @@ def _distance(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tens
         [torch.linalg.vector_norm(got_TH - want[other].double(), dim=1) / size_T for other in candidates]
     )
     cosine_T = torch.cosine_similarity(got_TH, own_TH, dim=1)
-    return _Distance(candidates, cosine_T, error_JT[candidates.index(layer_id)], error_JT)
+    length_T = torch.linalg.vector_norm(got_TH, dim=1) / size_T
+    return _Distance(candidates, cosine_T, length_T, error_JT[candidates.index(layer_id)], error_JT)
 
 
 def _nearest(distances: Sequence[_Distance]) -> tuple[int, float]:
@@ -219,7 +223,12 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
     nearer_T = distance.error_JT.amin(dim=0) < _CLOSER * distance.own_T
     fits_T = (distance.cosine_T >= min_cosine) & ~nearer_T
     share = float(fits_T.double().mean())
+    # Noise that turns a state by so much may stretch it as much.
+    stretched_T = (distance.length_T - 1).abs() > math.sqrt(2 * (1 - min_cosine))
     if share >= _MIN_TOKENS:
+        if float(stretched_T.double().mean()) > 1 - _MIN_TOKENS:
+            length = float(distance.length_T.median())
+            raise _wrong(f"layer {layer_id} is {length:.2g} times as large as in the model")
         return
     misfits_JT = distance.error_JT[:, ~fits_T]
     nearest = distance.candidates[int(misfits_JT.median(dim=1).values.nan_to_num(torch.inf).argmin())]

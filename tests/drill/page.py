@@ -51,7 +51,8 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.CANARY: (
         "once for a model, its layers and an engine, before the first unit commits",
-        "a few prompts run through transformers: every captured layer is nearest to its own reference",
+        "a few prompts run through transformers: every captured layer is nearest to its own reference, "
+        "and of the same length",
     ),
     Check.RECEIPT: (
         "every file, before the unit commits",

@@ -93,6 +93,7 @@ PLANTS: tuple[Plant, ...] = (
         ("shifted", "each token has the next one's states", "canary: layer 2 fits no layer"),
         ("permuted-in-one-layer", "the same in one auxiliary layer", "canary: layer 2 fits no layer"),
         ("other-float", "float16 bytes taken for bfloat16", "canary: layer 2 looks like layer 0:"),
+        ("stretched-layer", "an auxiliary layer twice as large", "canary: layer 2 is 2 times as large"),
     ),
     *_plants(
         *(Stage.EVERYWHERE, Check.VALUES, WRONG),

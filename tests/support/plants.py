@@ -149,6 +149,11 @@ def other_float(scene: Scene) -> None:
     scene.states_LTH.copy_(scene.states_LTH.to(other).view(scene.states_LTH.dtype))
 
 
+def stretched_layer(scene: Scene) -> None:
+    """One auxiliary layer is twice the model's."""
+    scene.states_LTH[AUX] *= 2
+
+
 def permuted_in_one_layer(scene: Scene) -> None:
     """Each token of one auxiliary layer has the next one's states, the last the first one's."""
     scene.states_LTH[AUX] = scene.states_LTH[AUX].roll(-1, dims=0)
@@ -161,6 +166,7 @@ STATES: dict[str, Callable[[Scene], None]] = {
         *(never_stored, truncated, stale_block, stale_block_of_one_layer, stale_prefix, stale_tail),
         *(block_of_another_place, another_row, repeated_block, shifted, delayed),
         *(exchanged_layers, exchanged_with_last, post_norm, other_float, permuted_in_one_layer),
+        stretched_layer,
     )
 }
 

@@ -129,6 +129,14 @@ def filled(prompt: int, value: float) -> Plant:
     return plant
 
 
+def stretched(layer_id: int, factor: float) -> Plant:
+    def plant(captured: States, right: States) -> None:
+        for prompt in captured:
+            prompt[layer_id] = prompt[layer_id] * factor
+
+    return plant
+
+
 def one_token_short(captured: States, right: States) -> None:
     captured[1][2] = captured[1][2][:-1]
 
@@ -155,6 +163,8 @@ WRONG: list[tuple[Plant, str]] = [
     *((another_place_of_the_prefix(layer), rf"layer {layer} .*1[12]% of 129 tokens") for layer in LAYER_IDS),
     (filled(1, 0.0), "layer 2 "),
     (filled(1, torch.nan), "layer 2 is not finite"),
+    *((stretched(layer, 2.0), f"layer {layer} is 2 times as large as in the model") for layer in LAYER_IDS),
+    (stretched(2, 0.8), "layer 2 is 0.8 times as large as in the model"),
     (one_token_short, r"layer 2 has shape \[16, 64\], the reference \[17, 64\]"),
 ]
 WRONG_IN_NOISE: list[tuple[Plant, str]] = [
