@@ -181,7 +181,9 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     """Log format of services and workers; `json`: one object per line, with job, unit and epoch."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)
-    """How long writing the last rows of a unit may take after the engine has answered all of them."""
+    """How long writing the last rows of a unit may take after the engine has answered all of them, and the
+    rows ahead of them have left its cache; until then, how long no row may leave it.
+    """
     drain_s: float = Field(default=120.0, ge=0)
     """How long units in the engine may take to finish after SIGTERM before they are given back."""
     read_memory_bytes: int = Field(default=8 * 2**30, ge=2**26)

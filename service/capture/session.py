@@ -160,8 +160,7 @@ class EngineSlot:
             starting.callback(ENGINE.enter, "none")
             ENGINE.enter("starting")
             starting.callback(LOADS.clear)
-            if self._settings.worker_metrics_port is not None:
-                starting.callback(asyncio.create_task(link.ask_loads()).cancel)
+            starting.callback(asyncio.create_task(link.ask_loads()).cancel)
             starting.push_async_callback(link.close)
             starting.push_async_callback(engine.stop)
             await link.listen()
