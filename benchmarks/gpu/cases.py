@@ -24,7 +24,7 @@ NUM_ANSWERED = 36
 """Prompts that are answered."""
 
 OPTIONS: dict[str, Any] = {
-    # The long prompts take several steps.
+    # The long prompts take several steps, each of which a graph was captured for.
     "max_num_batched_tokens": 512,
     "max_num_seqs": 64,
     "kv_cache_memory_bytes": 2 * 2**30,
@@ -39,7 +39,7 @@ class Case:
 
     architecture: str
     dtype: "Dtype"
-    options: Mapping[str, bool] = field(default_factory=dict)
+    options: Mapping[str, bool | int] = field(default_factory=dict)
     pool_bytes: int = 2**30
     answer_tokens: int = 0
     """Tokens that each prompt is answered with; 0 is prefill alone."""
@@ -52,6 +52,8 @@ CASES = {
     "qwen3-moe-float32": Case("qwen3_moe", "float32", EAGER),
     "answers-float32": Case("llama", "float32", EAGER, answer_tokens=20),
     "llama-bfloat16": Case("llama", "bfloat16"),
+    # A job's steps: compiled, and of more tokens than any graph was captured for.
+    "llama-bfloat16-large-steps": Case("llama", "bfloat16", {"max_num_batched_tokens": 16_384}),
     "qwen3-bfloat16": Case("qwen3", "bfloat16"),
     "qwen3-moe-bfloat16": Case("qwen3_moe", "bfloat16"),
     # The pool holds one long prompt: the others wait in the engine's cache.

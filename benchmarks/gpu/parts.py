@@ -10,7 +10,7 @@ PARTS = {
     "exact": "float32 of two dense models, a mixture of experts, and answers, against transformers",
     "job": "`quarry extract` and `quarry verify` of a bfloat16 model, canary and all checks on: alarms",
     "suites": "the tests of the engine's hazards, and the drill's plants in its cache, on the GPU",
-    "compiled": "the same models in bfloat16 with compiled graphs",
+    "compiled": "the same models in bfloat16 with compiled graphs, and steps too large for one",
     "speed": "an 8B model's shape: plain prefill, the capture, the disk, Quarry, vLLM's example connector",
     "small": "a 1B model's shape: the same",
     "pressure": "a pool that holds one prompt, and a disk of 0.2 GB/s",
@@ -18,7 +18,10 @@ PARTS = {
 }
 CASES = {
     "exact": ("llama-float32", "qwen3-float32", "qwen3-moe-float32", "answers-float32"),
-    "compiled": ("llama-bfloat16", "qwen3-bfloat16", "qwen3-moe-bfloat16"),
+    "compiled": (
+        *("llama-bfloat16", "llama-bfloat16-large-steps"),
+        *("qwen3-bfloat16", "qwen3-moe-bfloat16"),
+    ),
     "pressure": ("llama-float16-small-pool",),
 }
 """Of `benchmarks.gpu.cases`, run one after the other."""
