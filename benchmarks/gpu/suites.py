@@ -11,6 +11,7 @@ from benchmarks.gpu.figures import Save
 TESTS = (
     "tests/e2e/test_hazards_cache.py",
     "tests/e2e/test_hazards_requests.py",
+    "tests/e2e/test_hazards_hybrid.py",
     "tests/drill/test_on_vllm.py",
     "tests/e2e/test_two_models.py",
     "tests/e2e/test_compiled.py",
