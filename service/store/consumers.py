@@ -1,5 +1,6 @@
 """Consumers of a job whose shards are removed once all of them have read them, and each one's progress."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -7,6 +8,7 @@ from sqlalchemy import ColumnElement, delete, func, select, update
 
 from schemas.job import ConsumerPage, ConsumerView
 from service.errors import Conflict, NotFound, RequestError
+from service.store import workers
 from service.store.database import Transaction
 from service.store.tables import CONSUMER, JOB, SHARD, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
@@ -31,7 +33,7 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
     if after > (-1 if last is None else last):
         cure = "give `next_after` of the last page of units whose rows were all taken"
         raise RequestError(f"no unit has the place {after} yet", field="after", cure=cure)
-    tx.connection.execute(delete(CONSUMER).where(*_silent(tx, job_id), CONSUMER.c.name != name))
+    _forget(tx, job_id, [other for other in _silent(tx, job_id) if other != name])
     mine = CONSUMER.c.job_id == job_id, CONSUMER.c.name == name
     before = tx.connection.scalar(select(CONSUMER.c.place).where(*mine))
     expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
@@ -75,10 +77,9 @@ def waits(tx: Transaction, job_id: str, full: str | None) -> str | None:
 
 def expire(tx: Transaction, job_id: str) -> None:
     """Forget a job's consumers that have been silent for longer than their `expires_s`. Raises NotFound."""
-    silent = _silent(tx, job_id)
-    if tx.connection.scalar(select(func.count()).select_from(CONSUMER).where(*silent)):
+    if _silent(tx, job_id):
         job = lock_job(tx, job_id)
-        tx.connection.execute(delete(CONSUMER).where(*silent))
+        _forget(tx, job_id, _silent(tx, job_id))  # one of them may have spoken meanwhile
         _let_go(tx, job)
 
 
@@ -88,8 +89,16 @@ def consumed(tx: Transaction) -> list[str]:
     return list(tx.connection.scalars(select(JOB.c.id).where(*leave_nowhere).order_by(JOB.c.number)))
 
 
-def _silent(tx: Transaction, job_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= tx.now
+def _silent(tx: Transaction, job_id: str) -> list[str]:
+    """Return a job's consumers that were silent for their `expires_s` while they could be heard."""
+    since = workers.home_since(tx)
+    late = select(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= tx.now)
+    rows = tx.connection.execute(late).all() if since is not None else ()
+    return [row.name for row in rows if since + (row.expires_at - row.seen_at) <= tx.now]
+
+
+def _forget(tx: Transaction, job_id: str, names: Sequence[str]) -> None:
+    tx.connection.execute(delete(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.name.in_(names)))
 
 
 def _let_go(tx: Transaction, job: LockedJob) -> list[str]:

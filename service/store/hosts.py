@@ -111,9 +111,8 @@ def silent(tx: Transaction, silence_s: float) -> list[str]:
     None are returned until the data folder's host has itself been back for `BACK_S`: the others may have been
     cut off together with it, or with the database.
     """
-    is_there = HOST.c.seen_at > tx.now - timedelta(seconds=workers.GAP_S)
-    is_back = HOST.c.there_since <= tx.now - timedelta(seconds=BACK_S)
-    if tx.connection.scalar(select(HOST.c.number).where(HOST.c.number == HOME, is_there, is_back)) is None:
+    since = workers.home_since(tx)
+    if since is None or since > tx.now - timedelta(seconds=BACK_S):
         return []
     holds = select(UNIT_COMMIT.c.host).where(~UNIT_COMMIT.c.is_stored)
     late = HOST.c.seen_at <= tx.now - timedelta(seconds=silence_s)

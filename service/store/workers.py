@@ -110,6 +110,13 @@ def seen(tx: Transaction, host: int) -> None:
     tx.connection.execute(here.values(values))
 
 
+def home_since(tx: Transaction) -> datetime | None:
+    """Return since when the data folder's host has been seen without a gap; None if it is away."""
+    is_there = HOST.c.number == HOME, HOST.c.seen_at > tx.now - timedelta(seconds=GAP_S)
+    since: datetime | None = tx.connection.scalar(select(HOST.c.there_since).where(*is_there))
+    return since
+
+
 def leave(tx: Transaction, owner: str) -> bool:
     """Remove a worker that is ending; return whether it was resting from a model."""
     check_write(tx)
