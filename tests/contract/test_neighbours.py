@@ -14,7 +14,22 @@ from sqlalchemy import text
 
 from schemas.job import JobState
 from service.errors import Outcome, StoreUnavailable
-from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, totals, units
+from service.store import (
+    HOME,
+    NewJob,
+    Store,
+    clock,
+    hosts,
+    jobs,
+    migration,
+    plans,
+    publishing,
+    storing,
+    tasks,
+    totals,
+    units,
+    workers,
+)
 from service.store.tables import JOB, METADATA
 from tests.support.children import settings_environment
 from tests.support.jobs import Shop, conversations, request
@@ -131,6 +146,13 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
         lambda: store.write(tasks.fail, plan, PROBLEM, Outcome.FAIL, 1),
         lambda: store.write(jobs.cancel, plan.job_id),
         lambda: store.write(jobs.resume, job_id(2)),
+        lambda: store.write(workers.beat, "older", HOUR_S),
+        lambda: store.write(workers.seen, HOME),
+        lambda: store.write(workers.leave, "older"),
+        lambda: store.write(hosts.forget, "0" * 32),
+        lambda: store.write(storing.hasten, HOME),
+        lambda: store.write(clock.set_right, HOUR_S, HOUR_S),
+        lambda: store.write(clock.set_slots_right),
     ):
         with pytest.raises(StoreUnavailable, match=NEWER):
             verb()
