@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, Queue
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ acknowledgement.
 """
 
 Batch = dict[str, Any]
+Answer = TypeVar("Answer")
 
 
 @contextmanager
@@ -88,9 +89,10 @@ def any_rank(is_so: bool) -> bool:
     return bool(flag)
 
 
-def of_first_rank(ask: Callable[[], int]) -> int:
-    """Return the first rank's answer on all ranks: a rank that asked later might get a different number."""
-    told = [ask() if get_dp_rank() == 0 else 0]
+def of_first_rank(ask: Callable[[], Answer]) -> Answer:
+    """Return the first rank's answer on all ranks: a rank that asked later might get a different one."""
+    told: list[Any] = [ask() if get_dp_rank() == 0 else None]
     if is_distributed():
         dist.broadcast_object_list(told)
-    return told[0]
+    answer: Answer = told[0]
+    return answer

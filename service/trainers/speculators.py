@@ -24,7 +24,7 @@ from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 from schemas.dataset.entries import ShardEntry
 from schemas.names import is_local_model
 from service.artifacts.dataset_files import Files, files_of
-from service.errors import IdentityChanged, OptionRefused, UnknownModel
+from service.errors import IdentityChanged, OptionRefused, SourceRefused, UnknownModel
 from service.export.formats.speculators import ARROW_FILE, index_files, make, row_tensors
 from service.export.options import STATES_OF_LAST_ONLY, Algorithm, ExportOptions, FormatName, chosen_algorithm
 from service.export.record import LOCK, RECORD, begin, end
@@ -107,10 +107,18 @@ class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
     def from_train_args(args: Namespace, data_path: str) -> QuarryTransfer:
         """Return the transfer of the rows whose ids are in `data_path`.
 
-        Raises ReaderError, OptionRefused, HubUnavailable, OSError.
+        Raises SourceRefused (`dataset`), ReaderError, OptionRefused, HubUnavailable, OSError.
         """
+        from service.trainers.ahead import of_first_rank
+
         ids = Path(data_path)
         record = json.loads((ids / RECORD).read_text(encoding="utf-8"))
+        if record["jobs"] != of_first_rank(lambda: record["jobs"]):
+            raise SourceRefused(
+                "this rank reads other jobs than the first one: rows would come twice or never",
+                field="dataset",
+                cure="give every rank the same dataset; for a repository that grows, name its --revision",
+            )
         files = files_of(args.quarry_dataset, args.quarry_revision or None)
         manifests = read_jobs(files, frozenset(record["jobs"]))
         shards = [entry for manifest in manifests.values() for entry in manifest.shards]

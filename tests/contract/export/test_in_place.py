@@ -245,6 +245,25 @@ def test_its_command_makes_the_drafter_that_it_makes_of_an_export(
     assert [name for name, tensor in weights.items() if not torch.equal(tensor, expected[name])] == []
 
 
+def test_ranks_with_other_jobs_are_refused(with_rejects, modelled, tmp_path):
+    """Each node has a folder of its own, and one was copied before the last night's job."""
+    for rank, dataset in enumerate((with_rejects, modelled)):
+        (tmp_path / f"dataset-{rank}").symlink_to(dataset)
+    script = tmp_path / "train_on_cpu.py"
+    script.write_text(TRAINED.replace("sys.argv[2:]", "[w.format(**os.environ) for w in sys.argv[2:]]"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    command += ["quarry", "train", "speculators", str(tmp_path / "dataset-{RANK}"), *ON_CPU]
+    done = subprocess.run(
+        [*command, "--save-path", str(tmp_path / "out"), "--num-workers", "0", "--epochs", "1"],
+        env=environment() | {"PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "this rank reads other jobs than the first one" in done.stderr
+
+
 REFUSED = """
 import json, sys
 import torch
