@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 import yaml
@@ -175,8 +176,7 @@ def train(
             ]
             words += [*arguments, "--quarry-dataset", dataset, "--quarry-revision", rows.revision or ""]
             words += ["--quarry-check", "yes" if check else "no"]
-            config = TrainConfig.resolve(words)
-            settled = Namespace(**config.flatten())
+            settled = Namespace(**TrainConfig.resolve(words).flatten())
             source = source_of(rows, _options(settled))
             make(source)  # refuses a drafter that this trainer would feed the wrong states
             if live is not None:
@@ -187,7 +187,7 @@ def train(
                 job.train_by(settled.max_steps)
             _write_ids(source, Path(settled.data_path))
         del rows, source  # the index is as large as the ids, which are mapped from now on
-        main(config)
+        main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(folder))]))
 
 
 def _refuse_second_pass(settled: Namespace) -> None:
@@ -251,6 +251,29 @@ def _options(args: Namespace) -> ExportOptions:
     if algorithm in STATES_OF_LAST_ONLY or not layers:
         return ExportOptions(FormatName.SPECULATORS, Algorithm(algorithm))
     return ExportOptions(FormatName.SPECULATORS, Algorithm(algorithm), tuple(sorted(layers)))
+
+
+def _kept_vocabulary(settled: Namespace, folder: Path) -> list[str]:
+    """Write the vocabulary maps of the drafter that training continues from; return arguments that name them.
+
+    speculators would make new ones from the counts of these rows, which the drafter's head does not follow.
+    """
+    from speculators.train.checkpointer import BaseCheckpointer
+    from speculators.utils.loading import is_config_only_dir, load_model_layers
+
+    last = None if settled.no_resume_from_checkpoint else BaseCheckpointer(settled.save_path).prev_path
+    drafter = last or settled.from_pretrained
+    if not drafter or is_config_only_dir(drafter) or settled.draft_vocab_size is None or settled.d2t_path:
+        return []
+    try:
+        maps = load_model_layers(["d2t", "t2d"], str(drafter))
+    except ValueError:  # it drafts from the whole vocabulary
+        return []
+    words = []
+    for name, tensor in maps.items():
+        np.save(path := folder / f"kept-{name}.npy", tensor.numpy())
+        words += [f"--{name}-path", str(path)]
+    return words
 
 
 def _write_ids(source: Source, out: Path) -> None:

@@ -245,6 +245,45 @@ def test_its_command_makes_the_drafter_that_it_makes_of_an_export(
     assert [name for name, tensor in weights.items() if not torch.equal(tensor, expected[name])] == []
 
 
+KEPT = """
+import json, os, sys, torch
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+from service.trainers.speculators import train
+from benchmarks.loop.trainer_on_cpu import on_cpu
+from speculators.train.trainer import Trainer
+
+def look(trainer):
+    model = trainer.model
+    # Checkpoints are in bfloat16.
+    own, targets = (head.weight.bfloat16() for head in (model.lm_head, model.verifier_lm_head))
+    heads.append([model.t2d, torch.equal(own, targets)])
+    if len(heads) == 1:
+        run(trainer)
+
+run, heads = Trainer.run_training, []
+Trainer.run_training = look
+on_cpu()
+for dataset, *options in json.loads(sys.argv[1]):
+    train(dataset, options)
+torch.save(heads, sys.argv[2])
+"""
+
+
+def test_a_drafter_that_goes_on_with_other_rows_keeps_its_vocabulary(with_rejects, modelled, tmp_path):
+    """1. A training. 2. It goes on after a night's job. 3. Another continues from its drafter.
+
+    The head that the drafter learns from has the tokens of its own head, whatever the rows' counts are.
+    """
+    out, options = tmp_path / "out", [*ON_CPU, "--num-workers", "0"]
+    runs = [
+        (str(with_rejects), *options, "--epochs", "1", "--save-path", str(out)),
+        (str(modelled), *options, "--epochs", "2", "--save-path", str(out)),
+        (str(modelled), *options, "--epochs", "1", "--from-pretrained", str(out / "0")),
+    ]
+    (kept_V, _), *_ = heads = loaded_by(KEPT, json.dumps(runs), result=tmp_path / "result.pt")
+    assert [torch.equal(t2d_V, kept_V) and same for t2d_V, same in heads] == [True] * 3
+
+
 def test_ranks_with_other_jobs_are_refused(with_rejects, modelled, tmp_path):
     """Each node has a folder of its own, and one was copied before the last night's job."""
     for rank, dataset in enumerate((with_rejects, modelled)):
