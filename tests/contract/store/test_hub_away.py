@@ -104,10 +104,11 @@ def test_a_worker_that_meets_no_hub_takes_other_models_meanwhile(store: Store, c
     other = IDENTITY.model_copy(update={"weights_sha256": "ab" * 32})
     start_units(store, units=1, number=2, identity=other)
     store.write(workers.beat, "one", TTL_S)
+    lease_unit(store, "two")
     fail_unit(store)
     assert lease_unit(store, "one").job_id == job_id(2)
     assert units.lease(store, "one", TTL_S) is None
     assert (lease_unit(store, "two").job_id, store.read(workers.sick)) == (job_id(1), [])
     clock.advance(TTL_S / 2)
     lease = lease_unit(store, "one")
-    assert (lease.job_id, lease.item, lease.is_probe) == (job_id(1), 0, False)
+    assert (lease.job_id, lease.item, lease.is_probe) == (job_id(1), 1, False)

@@ -273,8 +273,8 @@ def test_two_workers_that_refuse_jobs_at_once_do_not_leave_them_to_each_other(
 def test_a_worker_that_ends_says_whether_it_rested(store: Store, clock: Clock) -> None:
     start_units(store)
     fall_sick(store, clock, "one")
-    store.write(workers.beat, "two", TTL_S)
-    assert [store.write(workers.leave, owner) for owner in ("one", "two")] == [True, False]
+    fall_sick(store, clock, "two", deaths=1)
+    assert [store.write(workers.leave, owner) for owner in ("two", "one")] == [False, True]
     assert store.read(workers.sick) == []
 
 
