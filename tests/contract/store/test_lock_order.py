@@ -108,6 +108,22 @@ def test_a_beat_that_removes_a_worker_that_is_gone_and_the_death_of_another_one_
     behind(database, select(HOST), beat, death)
 
 
+def test_a_beat_that_is_late_and_the_death_of_another_worker_both_succeed(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. A death locks the first worker. 2. The last one beats, and gives the others time to come back."""
+    store.write(hosts.register, "0" * 32, "host", is_home=True)
+    start_units(store)
+    lease = lease_unit(store, "a")
+    for owner in ("a", "b", "c"):
+        store.write(workers.beat, owner, TTL_S)
+    clock.advance(2 * TTL_S)
+    how = {"rest_s": 3600.0, "alone": False, "sound": False}
+    death = partial(store.write, workers.engine_died, lease, EngineDied("why"), **how)
+    rows = select(WORKER).join(HOST, HOST.c.number == WORKER.c.host).where(WORKER.c.owner == "b")
+    behind(database, rows, death, partial(store.write, workers.beat, "c", TTL_S))
+
+
 @pytest.mark.parametrize("act", [jobs.resume, deletion.forget])
 def test_a_beat_that_removes_workers_that_are_gone_and_who_changes_their_sicknesses_both_succeed(
     store: Store, database: Store, clock: Clock, act: Callable[..., object]
