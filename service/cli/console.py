@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -15,6 +15,7 @@ from service.errors import DatasetBroken, Outcome, QuarryError, RequestError
 from service.visible import one_line
 
 Model = TypeVar("Model", bound=BaseModel)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2

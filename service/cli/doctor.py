@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import EXIT_BROKEN, say
+from service.cli.console import EXIT_BROKEN, AsJson, say
 from service.cli.datasets import hub_target
 from service.cli.processes import DataDir
-from service.cli.server import AsJson
 from service.doctor.finding import Verdict
 from service.settings import load_settings
 

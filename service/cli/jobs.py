@@ -15,6 +15,7 @@ from schemas.names import is_job_id
 from service.cli.console import (
     EXIT_BLOCKED,
     EXIT_NOT_COMPLETE,
+    AsJson,
     complain,
     group,
     say,
@@ -25,7 +26,7 @@ from service.cli.console import (
     show_table,
 )
 from service.cli.files import JobFile
-from service.cli.server import SERVER, AsJson, Quarry
+from service.cli.server import SERVER, Quarry
 
 app = group("jobs", "Submit, list, follow, pause, cancel, resume and delete the jobs of a running service.")
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from schemas.keys import KeyView, NewKey, Scope
-from service.cli.console import group, show_list
-from service.cli.server import SERVER, AsJson, Quarry
+from service.cli.console import AsJson, group, show_list
+from service.cli.server import SERVER, Quarry
 from service.control.request_body import parse_body
 
 app = group("keys", "Make, list and revoke the API keys of a running service, as its admin.")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import EXIT_NOT_COMPLETE, group, say
+from service.cli.console import EXIT_NOT_COMPLETE, AsJson, group, say
 from service.cli.processes import DataDir
-from service.cli.server import AsJson
 from service.logs import log_to_stderr
 from service.settings import Settings, load_settings
 

@@ -12,6 +12,7 @@ from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleView
 from schemas.source import Sample
 from service.cli.console import (
     EXIT_NOT_COMPLETE,
+    AsJson,
     file_to_read,
     group,
     say,
@@ -21,7 +22,7 @@ from service.cli.console import (
     show_list,
 )
 from service.cli.job_file import json_in, read_document
-from service.cli.server import SERVER, AsJson, Quarry
+from service.cli.server import SERVER, Quarry
 from service.control.request_body import parse_body
 from service.errors import OptionRefused, RequestError
 from service.visible import one_line

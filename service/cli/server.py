@@ -1,6 +1,6 @@
 """The options of all commands that talk to a running service."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -22,6 +22,5 @@ SERVER: Any = typer.Option(
     help="Base URL of the service.",
 )
 """The option of a parameter `quarry: Quarry`."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
-__all__ = ["SERVER", "AsJson", "Quarry"]
+__all__ = ["SERVER", "Quarry"]

@@ -6,8 +6,8 @@ import typer
 from rich.filesize import decimal
 
 from schemas.worker import HostView, WorkerView
-from service.cli.console import group, say, show_json, show_table
-from service.cli.server import SERVER, AsJson, Quarry
+from service.cli.console import AsJson, group, say, show_json, show_table
+from service.cli.server import SERVER, Quarry
 
 app = group("workers", "List the workers of a running service by host, and give up a lost host.")
 
