@@ -99,16 +99,15 @@ class HubFiles:
         *,
         endpoint: str | None = None,
         token: str | None = None,
-        scratch: Path | None = None,
     ) -> None:
         """Resolve `revision` to a commit. Its files are listed later: this answer leaves some of many out.
 
-        Endpoint and token default to the Hub client's own. Held files are below `scratch`, or the system's
-        temporary folder if None. Raises OptionRefused, HubUnavailable.
+        Endpoint and token default to the Hub client's own. Held files are in the system's temporary folder.
+        Raises OptionRefused, HubUnavailable.
         """
         from huggingface_hub import HfApi, HfFileSystem
 
-        self._repo_id, self._scratch, self.name = repo_id, scratch, f"dataset {repo_id}"
+        self._repo_id, self.name = repo_id, f"dataset {repo_id}"
         self._given: dict[str, Any] = {"endpoint": endpoint, "token": token}
         with self._reading():
             info = HfApi(**self._given).dataset_info(repo_id, revision=revision)
@@ -166,7 +165,7 @@ class HubFiles:
         """
         from huggingface_hub import hf_hub_download
 
-        with tempfile.TemporaryDirectory(prefix="quarry-", dir=self._scratch) as folder:
+        with tempfile.TemporaryDirectory(prefix="quarry-") as folder:
             for path in sorted(self._paths.intersection(paths)):
                 with self._reading():
                     hf_hub_download(

@@ -20,9 +20,9 @@ RATE_OVER_S = 60.0
 class Bar(rich.progress.Progress):
     """A live bar of samples. Like `Lines`, it is shown within its `with` block, and takes one job."""
 
-    def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Draw on `stream`, a terminal; `clock_s` gives seconds from any starting point."""
-        self._rate = Rate(clock_s)
+    def __init__(self, stream: TextIO) -> None:
+        """Draw on `stream`, a terminal."""
+        self._rate = Rate(time.monotonic)
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),

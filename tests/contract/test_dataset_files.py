@@ -46,8 +46,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return
     with FakeHub(cas=tmp_path / "cas" if request.param == "xet" else None, page_entries=2) as hub:
         hub.add_repo("org/set", content)
-        (tmp_path / "scratch").mkdir()
-        yield HubFiles("org/set", endpoint=hub.url, scratch=tmp_path / "scratch")
+        yield HubFiles("org/set", endpoint=hub.url)
 
 
 def test_all_files_are_listed_but_those_of_tools(files: Files) -> None:

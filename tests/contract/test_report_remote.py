@@ -19,7 +19,9 @@ REPO = "org/states"
 
 
 @pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
-def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path, compression: str) -> None:
+def test_a_repository_has_the_page_that_its_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
     model = TinyModel(tmp_path / "model", "llama", "bfloat16")
     captured = capture(model, dtype="bfloat16", compression=compression)
     write_dataset(tmp_path / "made", {0: captured})
@@ -29,11 +31,12 @@ def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path, compressi
         if path.is_file()
     }
     (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     tally = DatasetTally()
     with FakeHub() as hub:
         hub.add_token("hf_reads", Token("me", role="read"))
         hub.add_repo(REPO, files)
-        remote = HubFiles(REPO, endpoint=hub.url, token="hf_reads", scratch=tmp_path / "scratch")
+        remote = HubFiles(REPO, endpoint=hub.url, token="hf_reads")
         report = verify_dataset(remote, model_folder=model.folder, tally=tally)
     assert not list((tmp_path / "scratch").iterdir())
     assert report.ok, report.findings

@@ -55,5 +55,5 @@ def test_a_shard_that_changed_in_the_repository_is_named(hub, dataset, tmp_path,
     IN_THE_REPOSITORY[name](shard_of(copy))
     files = [path for path in copy.rglob("*") if path.is_file()]
     hub.add_repo(REPO, {path.relative_to(copy).as_posix(): path.read_bytes() for path in files})
-    remote = HubFiles(REPO, endpoint=hub.url, token=SECRET, scratch=tmp_path)
+    remote = HubFiles(REPO, endpoint=hub.url, token=SECRET)
     assert_caught(plant_of(name), findings(verify_dataset(remote)))

@@ -61,13 +61,16 @@ def test_a_repository_says_what_its_files_are_without_their_bytes() -> None:
         assert hub.paths_read == []
 
 
-def test_a_repository_lists_and_holds_what_its_commit_has(tmp_path: Path) -> None:
+def test_a_repository_lists_and_holds_what_its_commit_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with FakeHub() as hub:
         repo = hub.add_repo(
             "org/set",
             {"manifests/1.json": b"one", "manifests/b/2.json": b"two", "manifests/3.txt": b"", ".x": b""},
         )
-        files = HubFiles("org/set", endpoint=hub.url, scratch=tmp_path)
+        files = HubFiles("org/set", endpoint=hub.url)
         repo.add("newer", {}, deleted=["manifests/1.json"])
         assert files.paths() == ["manifests/1.json", "manifests/3.txt", "manifests/b/2.json"]
         assert files.manifests() == ["manifests/1.json"]
