@@ -19,7 +19,7 @@ from schemas.dataset.index import Witness
 from schemas.generate import MIX_LABEL, Ending, Generate
 from schemas.receipts import AttemptId
 from service.capture.engine import Answer, Engine, Prompt, PromptRefused
-from service.capture.renderer import Message, Reading, Renderer, Talk
+from service.capture.renderer import Message, ParsedAnswer, Renderer, Talk
 from service.plan.sources.rows import RejectedError, RejectReason
 from service.proof.checks import Written
 from service.store import UnitLease
@@ -186,8 +186,8 @@ class Answering:
                 captures = turn == len(segments) - 1
                 talk.messages += blocks[turn][0] if blocks else []
                 await self._check_literal(row, talk, turn)
-                reading = await self._answer(turn, row, talk, captures=captures)
-                talk.messages += [reading.message] if reading is not None and blocks else []
+                parsed = await self._answer(turn, row, talk, captures=captures)
+                talk.messages += [parsed.message] if parsed is not None and blocks else []
                 kept = replace(row, ids=list(row.ids), mask=list(row.mask)), list(talk.messages)
         except ConversationRejected:
             raise
@@ -208,7 +208,7 @@ class Answering:
         # Rows may be stored at once only if no later answer can reject the whole conversation.
         captures = self._generate.keeps_answers
         rows: list[Row] = []
-        last: Reading | None = None
+        last: ParsedAnswer | None = None
         self.counts["conversations in a row a turn"] += 1
         for place, planned in enumerate(turns):
             ((block, calls),) = planned.blocks
@@ -246,8 +246,8 @@ class Answering:
         row.prompt(prompt)
         return row
 
-    async def _answer(self, turn: int, row: Row, talk: Talk, *, captures: bool) -> Reading | None:
-        """Append an answer; return its reading if there is a renderer.
+    async def _answer(self, turn: int, row: Row, talk: Talk, *, captures: bool) -> ParsedAnswer | None:
+        """Append an answer; return what it is parsed into if there is a renderer.
 
         Raises RejectedError if the conversation ends before this answer, ConversationRejected.
         """
@@ -264,21 +264,21 @@ class Answering:
         prompt = Prompt(name, tuple(row.ids), ref, witness=ref is not None, generate=sampling)
         answer = await self._engine.run(prompt)
         self._on_answer()
-        reading = None
+        parsed = None
         if self._renderer is not None:
             said = answer.token_ids[:-1] if answer.ended == "end" else answer.token_ids
             is_stopped = answer.ended == "stop"
-            reading = await self._renderer.read(row.ids[-CONTEXT:], said, talk, is_stopped=is_stopped)
-            if reading.fault:
+            parsed = await self._renderer.read(row.ids[-CONTEXT:], said, talk, is_stopped=is_stopped)
+            if parsed.fault:
                 self.counts["broken tool call"] += 1
-                raise ConversationRejected(RejectReason.BROKEN_TOOL_CALL, reading.fault)
-        self._judge(answer, reading, is_cut_short=is_cut_short)
+                raise ConversationRejected(RejectReason.BROKEN_TOOL_CALL, parsed.fault)
+        self._judge(answer, parsed, is_cut_short=is_cut_short)
         row.answer(answer)
         if ref is not None:
             self._captured(row, answer)
-        return reading
+        return parsed
 
-    def _judge(self, answer: Answer, reading: Reading | None, *, is_cut_short: bool) -> None:
+    def _judge(self, answer: Answer, parsed: ParsedAnswer | None, *, is_cut_short: bool) -> None:
         """Count how an answer ended. Raises RejectedError or ConversationRejected if it is not kept."""
         endings = self._generate.endings
         if answer.ended == "length" and is_cut_short:
@@ -289,7 +289,7 @@ class Answering:
             "repeats": (endings.repeats, "repeats itself"),
         }
         happened = [chosen[answer.ended]] if answer.ended in chosen else []
-        if reading is not None and reading.is_empty:
+        if parsed is not None and parsed.is_empty:
             happened.append((endings.empty, "empty"))
         self.counts.update(how for _, how in happened)
         ending, how = max(happened, key=lambda one: SEVERITY.index(one[0]), default=("keep", ""))
@@ -312,7 +312,7 @@ class Answering:
             self.counts["changed by the template"] += 1
             raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
 
-    def _check_goes_on(self, last: Reading, calls: Sequence[tuple[str, str | None]]) -> None:
+    def _check_goes_on(self, last: ParsedAnswer, calls: Sequence[tuple[str, str | None]]) -> None:
         """Check an answer's calls against those whose results the source has; give them the source's ids.
 
         Raises RejectedError or ConversationRejected if they differ, or if the answer's text has lost special

@@ -39,7 +39,7 @@ class Talk:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedAnswer:
     """An answer parsed into a message; `fault` says what is wrong with its calls, or is empty.
 
     `lost` names the special tokens that are missing from its text.
@@ -125,7 +125,7 @@ class Renderer:
 
     async def read(
         self, before: Sequence[int], token_ids: Sequence[int], talk: Talk, *, is_stopped: bool
-    ) -> Reading:
+    ) -> ParsedAnswer:
         """Parse an answer; `before` are the last tokens before it.
 
         If `is_stopped`, it ends with a `stop` string, which is removed.
@@ -134,7 +134,7 @@ class Renderer:
         values, _ = await self._ask("read", *said, talk.tools, talk.entry, is_stopped)
         match values:
             case [dict(message), str(fault), str(lost)]:
-                return Reading(message, fault, lost)
+                return ParsedAnswer(message, fault, lost)
         raise _unexpected(values)
 
     def close(self) -> None:

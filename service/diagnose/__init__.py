@@ -1,5 +1,5 @@
 """Explains a drafter's acceptance by running its forward pass over rows of a dataset of its target.
 
-Data flow: drafter + rows -> readings -> acceptance -> what was tried -> verdict -> page. The forward pass is
-speculators' own. Imports torch: import it lazily.
+Data flow: drafter + rows -> predictions -> acceptance -> what was tried -> verdict -> page. The forward pass
+is speculators' own. Imports torch: import it lazily.
 """

@@ -20,7 +20,7 @@ RESAMPLES = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RowPredictions:
     """The drafter's predictions in one row, at all places where a server might draft.
 
     `places_R` are the places t, ascending; `begins_R` marks the first of each answer. `right_KR` is whether
@@ -65,35 +65,35 @@ def accepted(values_KR: Bools | Floats) -> Floats:
     return products
 
 
-def step_rates(readings: Sequence[Reading]) -> Floats:
+def step_rates(predictions: Sequence[RowPredictions]) -> Floats:
     """Return how often draft j is right, given that all drafts before it are: [K]."""
-    right_KR = np.concatenate([reading.right_KR for reading in readings], axis=1)
-    known_KR = np.concatenate([reading.known_KR for reading in readings], axis=1)
+    right_KR = np.concatenate([predicted.right_KR for predicted in predictions], axis=1)
+    known_KR = np.concatenate([predicted.known_KR for predicted in predictions], axis=1)
     open_KR = accepted(np.vstack([np.ones_like(right_KR[:1]), right_KR[:-1]])) * known_KR
     rates: Floats = (open_KR * right_KR).sum(axis=1) / np.maximum(open_KR.sum(axis=1), 1)
     return rates
 
 
-def drafts_of(readings: Sequence[Reading], rates_K: Floats) -> Drafts:
+def drafts_of(predictions: Sequence[RowPredictions], rates_K: Floats) -> Drafts:
     """Return the rows' drafts: those a server would make in the target's own answers, else one per place.
 
     Drafts beyond the end of a row count with the rates `rates_K`: vLLM counts accepted tokens before it
     checks for the end.
     """
     parts = []
-    for reading in readings:
-        starts = np.flatnonzero(reading.begins_R)
-        ends = [*starts[1:], len(reading.places_R)]
-        begin_R = np.repeat(reading.places_R[starts], ends - starts)
-        sure_R = accepted(reading.right_KR & reading.known_KR).sum(axis=0).astype(int)
+    for predicted in predictions:
+        starts = np.flatnonzero(predicted.begins_R)
+        ends = [*starts[1:], len(predicted.places_R)]
+        begin_R = np.repeat(predicted.places_R[starts], ends - starts)
+        sure_R = accepted(predicted.right_KR & predicted.known_KR).sum(axis=0).astype(int)
         chosen = []
         for at, end in zip(starts, ends, strict=True):
             while at < end:
                 chosen.append(at)
-                at += 1 + (sure_R[at] if reading.own else 0)
-        accepted_RK = accepted(np.where(reading.known_KR, reading.right_KR, rates_K[:, None])).T
-        row_D = np.full(len(chosen), reading.number)
-        parts.append((row_D, (reading.places_R - begin_R)[chosen], accepted_RK[chosen]))
+                at += 1 + (sure_R[at] if predicted.own else 0)
+        accepted_RK = accepted(np.where(predicted.known_KR, predicted.right_KR, rates_K[:, None])).T
+        row_D = np.full(len(chosen), predicted.number)
+        parts.append((row_D, (predicted.places_R - begin_R)[chosen], accepted_RK[chosen]))
     return Drafts(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 

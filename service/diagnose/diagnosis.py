@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from service.diagnose import acceptance
-from service.diagnose.acceptance import Drafts, Length, Reading
+from service.diagnose.acceptance import Drafts, Length, RowPredictions
 from service.diagnose.drafter import FORMS, Drafter
 from service.diagnose.rows import OWN_SHARE, Asked, asked, fed
 from service.diagnose.target import Target, objectives, read_target
@@ -104,9 +104,9 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
     given = [one for number in numbers if (one := asked(number, rows.row(number), drafter.target))]
     if not given:
         raise SourceRefused("no row has a supervised token", field="dataset", cure="name another dataset")
-    readings = [_read(drafter, one) for one in given]
-    rates_K = acceptance.step_rates(readings)
-    played = [reading for reading in readings if reading.own] or readings
+    predictions = [_read(drafter, one) for one in given]
+    rates_K = acceptance.step_rates(predictions)
+    played = [predicted for predicted in predictions if predicted.own] or predictions
     drafts = acceptance.drafts_of(played, rates_K)
     data = _data(given, drafter)
     untrained = drafter.is_untouched and float(rates_K[0]) < LITTLE * data.frequent
@@ -121,16 +121,16 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
         length=acceptance.length(drafts),
         untrained=untrained,
         first_right=float(rates_K[0]),
-        first_odds=float(np.mean([reading.odds for reading in readings])),
+        first_odds=float(np.mean([predicted.odds for predicted in predictions])),
         by_step=drafts.accepted_DK.mean(axis=0).tolist(),
         groups=_groups(source, drafts),
         search=search(drafter, some, objectives(drafter.target, layer_ids), layer_ids, changed=not untrained),
         data=data,
-        worst=_worst(source, drafts, readings),
+        worst=_worst(source, drafts, predictions),
     )
 
 
-def _read(drafter: Drafter, one: Asked) -> Reading:
+def _read(drafter: Drafter, one: Asked) -> RowPredictions:
     """Return where the drafter, fed according to its config, agrees with the target."""
     ids_T, states_TF = fed(drafter.declared, one.row, one.row)
     logits_KRD = drafter.logits(ids_T, states_TF, one.places_R, drafter.declared)
@@ -138,7 +138,7 @@ def _read(drafter: Drafter, one: Asked) -> Reading:
     of_KR, known_KR = one.drafted_at(drafter.steps)
     right_KR = drafter.map_D[drafted_KR] == one.top_T[of_KR.clamp(max=one.row.num_tokens - 1)]
     arrays = [array.numpy() for array in (one.places_R, one.begins_R, right_KR, known_KR)]
-    return Reading(one.number, one.own_share >= OWN_SHARE, float(odds_KR[0].mean()), *arrays)
+    return RowPredictions(one.number, one.own_share >= OWN_SHARE, float(odds_KR[0].mean()), *arrays)
 
 
 def _groups(source: Source, drafts: Drafts) -> dict[str, dict[str, Length]]:
@@ -174,13 +174,13 @@ def _data(given: Sequence[Asked], drafter: Drafter) -> Data:
     )
 
 
-def _worst(source: Source, drafts: Drafts, readings: Sequence[Reading]) -> list[WorstRow]:
-    by_number = {reading.number: reading for reading in readings}
+def _worst(source: Source, drafts: Drafts, predictions: Sequence[RowPredictions]) -> list[WorstRow]:
+    by_number = {predicted.number: predicted for predicted in predictions}
     lengths = acceptance.by_group(drafts, drafts.row_D)
     worst = []
     for number in sorted(map(int, lengths), key=lambda number: lengths[str(number)].mean)[:WORST_ROWS]:
-        reading, row = by_number[number], source.rows.row(number)
-        accepted = acceptance.accepted(reading.right_KR).sum(axis=0)
-        by_place = dict(zip(reading.places_R.tolist(), accepted.tolist(), strict=True))
+        predicted, row = by_number[number], source.rows.row(number)
+        accepted = acceptance.accepted(predicted.right_KR).sum(axis=0)
+        by_place = dict(zip(predicted.places_R.tolist(), accepted.tolist(), strict=True))
         worst.append(WorstRow(number, row.source_id or row.sample_id, lengths[str(number)].mean, by_place))
     return worst

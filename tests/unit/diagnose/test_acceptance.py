@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from service.diagnose.acceptance import (
-    Reading,
+    RowPredictions,
     accepted,
     begin_of,
     bootstrap,
@@ -20,7 +20,7 @@ def reading(right_KR, known_KR=None, *, begins=(0,), own=True, number=0):
     places = right_KR.shape[1]
     begins_R = np.isin(np.arange(places), begins)
     known_KR = np.ones_like(right_KR) if known_KR is None else np.array(known_KR, bool)
-    return Reading(number, own, 0.5, np.arange(10, 10 + places), begins_R, right_KR, known_KR)
+    return RowPredictions(number, own, 0.5, np.arange(10, 10 + places), begins_R, right_KR, known_KR)
 
 
 def test_a_played_row_jumps_over_what_was_accepted():
