@@ -42,7 +42,7 @@ from service.export.formats.speculators import index_files
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
 from service.export.saving import seal_missing
-from service.export.source import open_source
+from service.export.source import open_dataset
 from service.reader import QuarryDataset, Row
 from service.reader.row import About
 
@@ -121,7 +121,7 @@ class EpochBench:
         from service.trainers.speculators import QuarryTransfer
 
         options = ExportOptions(FormatName.SPECULATORS, Algorithm.EAGLE3, LAYER_IDS[:-1])
-        source = open_source(str(dataset), options)
+        source = open_dataset(str(dataset), options)
         ids.mkdir()
         seal_missing(ids, index_files(source))
         shards = [entry for manifest in source.rows.manifests.values() for entry in manifest.shards]

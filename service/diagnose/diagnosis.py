@@ -16,7 +16,7 @@ from service.diagnose.target import Target, objectives, read_target
 from service.diagnose.tried import Search, search
 from service.errors import SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
-from service.export.source import Source, open_source, refusing_datasets
+from service.export.source import Source, open_dataset, refusing_datasets
 
 SEARCH_ROWS, SEARCH_PLACES = 40, 32
 """How many rows are used to try changes, each of which is a separate forward pass, and places in each row."""
@@ -85,7 +85,7 @@ def diagnose(
     """
     with refusing_datasets():
         options = ExportOptions(to=FormatName.SPECULATORS, algorithm=Algorithm.MTP, target=target)
-        source = open_source(dataset, options)
+        source = open_dataset(dataset, options)
         model = read_target(source)
         return _measured(folder, dataset, source, Drafter(folder, model), num_rows), source, model
 

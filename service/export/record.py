@@ -20,7 +20,7 @@ _OPTION_OF = {"format": "to", "algorithm": "algorithm", "layers": "layers", "dra
 _OPTION_OF |= {"jobs": "job", "max_tokens": "max-tokens", "target": "target"}
 
 
-def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
+def export_identity(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
     """Return everything that determines the export's bytes: the dataset's manifests and the options."""
     options, identity = source.options, source.identity
     return {

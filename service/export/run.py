@@ -13,9 +13,9 @@ from service.errors import OptionRefused
 from service.export.format import Format, RowFile
 from service.export.notes import notes_of
 from service.export.options import ExportOptions, FormatName
-from service.export.record import LOCK, begin, end, identity_of
+from service.export.record import LOCK, begin, end, export_identity
 from service.export.saving import seal_missing
-from service.export.source import Source, open_source, refusing_datasets
+from service.export.source import Source, open_dataset, refusing_datasets
 from service.folder_lock import locked
 from service.reader.ahead import made_ahead
 
@@ -39,7 +39,7 @@ def export(where: str, out: Path, options: ExportOptions) -> Exported:
     IdentityChanged, UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
     with refusing_datasets():
-        source = open_source(where, options)
+        source = open_dataset(where, options)
         trainer_format = format_of(source)
         out.mkdir(parents=True, exist_ok=True)
         with locked(out / LOCK, f"another export is writing to {out}", "out"):
@@ -57,7 +57,7 @@ def format_of(source: Source) -> Format:
 
 
 def _write(source: Source, trainer_format: Format, out: Path) -> Exported:
-    identity = identity_of(source, trainer_format.trainer_layers)
+    identity = export_identity(source, trainer_format.trainer_layers)
     is_ended = begin(out, identity)
     notes = notes_of(trainer_format, out)
     num_rows = _write_rows(source, trainer_format, out)

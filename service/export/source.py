@@ -30,7 +30,7 @@ class Source:
         return ", ".join(str(layer_id) for layer_id in self.layers) or "none"
 
 
-def open_source(where: str, options: ExportOptions) -> Source:
+def open_dataset(where: str, options: ExportOptions) -> Source:
     """Open a folder or `hf://datasets/NAMESPACE/NAME`, reading manifests, indexes and one footer.
 
     Every layer that is read of it is held against its checksum.

@@ -46,7 +46,7 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
             dequantize its weights (`canary`).
         ValueError, OSError: transformers cannot read the config.
     """
-    config = read_config(folder)
+    config = reference_config(folder)
     quantization = quantization_of(config)
     # Eager attention supports sinks and soft caps, which the fused kernels ignore for some models.
     with torch.device("meta"):
@@ -57,7 +57,7 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
     return Skeleton(model.eval(), _layers(model, parent), final_norm, quantization)
 
 
-def read_config(folder: Path) -> transformers.PreTrainedConfig:
+def reference_config(folder: Path) -> transformers.PreTrainedConfig:
     """Return the config of the reference. Raises UnknownModel, EngineRefused, ValueError, OSError."""
     raw = config_json(folder)
     named = _architecture(raw)

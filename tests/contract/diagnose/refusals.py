@@ -7,12 +7,12 @@ from service.diagnose.drafter import Drafter
 from service.diagnose.target import read_target
 from service.errors import OptionRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
-from service.export.source import open_source
+from service.export.source import open_dataset
 
 
 def main(target: str, dataset: str, *drafters: str) -> None:
     options = ExportOptions(to=FormatName.SPECULATORS, algorithm=Algorithm.MTP, target=target)
-    model = read_target(open_source(dataset, options))
+    model = read_target(open_dataset(dataset, options))
     for folder in drafters:
         try:
             Drafter(Path(folder), model)

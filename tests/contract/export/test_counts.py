@@ -6,14 +6,14 @@ import torch
 
 from service.export.options import Algorithm
 from service.export.run import export
-from service.export.source import open_source
+from service.export.source import open_dataset
 from service.export.vocabulary import token_counts
 from tests.contract.export.conftest import wanted
 from tests.support.jobs import Shop, conversations, request
 
 
 def counted(folder) -> dict[int, int]:
-    return token_counts(open_source(str(folder), wanted("modelopt")))
+    return token_counts(open_dataset(str(folder), wanted("modelopt")))
 
 
 def test_supervised_tokens_are_counted_from_the_index(dataset, counts):

@@ -14,7 +14,7 @@ from service.errors import OptionRefused
 from service.export.formats import deepspec, eagle, nemo
 from service.export.options import Algorithm
 from service.export.run import export
-from service.export.source import open_source
+from service.export.source import open_dataset
 from service.export.target import find_target
 from tests.contract.export.conftest import AUX, HIDDEN, LAST, close, wanted
 from tests.support.tiny_model import random_target
@@ -239,7 +239,7 @@ def test_named_layers_alone_are_written(dataset, truths, tmp_path):
 
 
 def test_the_targets_vocabulary_comes_from_its_config(dataset, target):
-    source = open_source(str(dataset), wanted("specforge"))
+    source = open_dataset(str(dataset), wanted("specforge"))
     assert find_target(source).vocab_size == json.loads((target / "config.json").read_text())["vocab_size"]
 
 
@@ -248,7 +248,7 @@ def test_a_target_that_was_overwritten_is_known_by_its_weights_where_they_are_re
 ):
     overwritten = random_target(tmp_path / target.name, seed=1, hidden=64, max_position=512)
     monkeypatch.setenv("QUARRY_MODEL_ROOTS", json.dumps([str(tmp_path)]))
-    source = open_source(str(dataset), wanted("specforge"))
+    source = open_dataset(str(dataset), wanted("specforge"))
     assert find_target(source).folder == overwritten
     with pytest.raises(OptionRefused, match="needs the target"):
         find_target(source, with_weights=True)
