@@ -12,7 +12,7 @@ from service.diagnose import acceptance
 from service.diagnose.acceptance import Drafts, Length, RowPredictions
 from service.diagnose.drafter import FORMS, Drafter
 from service.diagnose.rows import OWN_SHARE, Asked, asked, fed
-from service.diagnose.target import Target, objectives, read_target
+from service.diagnose.target import TargetWeights, objectives, read_target
 from service.diagnose.tried import Search, search
 from service.errors import SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
@@ -78,7 +78,7 @@ class Diagnosis:
 
 def diagnose(
     folder: Path, dataset: str, target: str | None, num_rows: int
-) -> tuple[Diagnosis, Source, Target]:
+) -> tuple[Diagnosis, Source, TargetWeights]:
     """Measure the drafter in `folder` over `num_rows` evenly spaced rows of the dataset.
 
     Raises OptionRefused (`drafter`, `target`), SourceRefused (`dataset`), UnknownModel.

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import pad
 
 from service.diagnose.setting import LAYERS_KEY, Setting
-from service.diagnose.target import Target
+from service.diagnose.target import TargetWeights
 from service.errors import OptionRefused
 from service.report.wording import short
 
@@ -36,7 +36,7 @@ class Drafter:
     `map_D` maps draft ids to target ids. `config` is its config.json with defaults filled in.
     """
 
-    def __init__(self, folder: Path, target: Target) -> None:
+    def __init__(self, folder: Path, target: TargetWeights) -> None:
         """Read and check the drafter. Raises OptionRefused (`drafter`), naming what is wrong."""
         self.target = target
         raw, self._tensors = _read(folder)
@@ -226,7 +226,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return config, tensors
 
 
-def _of_its_authors(config: dict[str, Any], target: Target) -> dict[str, Any]:
+def _of_its_authors(config: dict[str, Any], target: TargetWeights) -> dict[str, Any]:
     """Convert the config of an EAGLE-3 checkpoint in its authors' format to speculators' format."""
     names = config.get("architectures") or []
     if not any("Eagle3" in str(name) for name in names):

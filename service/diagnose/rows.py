@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from service.diagnose.setting import Setting
-from service.diagnose.target import Target
+from service.diagnose.target import TargetWeights
 from service.reader import Row
 
 OWN_SHARE = 0.97
@@ -53,7 +53,7 @@ class Asked:
         return replace(self, places_R=self.places_R[::step], begins_R=self.begins_R[::step])
 
 
-def asked(number: int, row: Row, target: Target) -> Asked | None:
+def asked(number: int, row: Row, target: TargetWeights) -> Asked | None:
     """Return the row with the target's predictions, or None if a server would never draft in it."""
     mask_T = row.loss_mask.bool()
     places_R = torch.nonzero(mask_T[1:]).flatten()

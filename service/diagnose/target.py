@@ -20,7 +20,7 @@ _TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetWeights:
     """The target's embedding and head, float32. `folder` has its config and tokenizer.
 
     `same_tokenizer` is whether its tokenizer and template are those that the dataset was made with.
@@ -50,12 +50,14 @@ class Target:
         return torch.cat([self.logits(row.normed(part)).argmax(-1) for part in parts])
 
 
-def read_target(source: Source) -> Target:
+def read_target(source: Source) -> TargetWeights:
     """Read the target of a dataset. Raises OptionRefused (`target`), EngineRefused, UnknownModel."""
     found = find_target(source, with_weights=True)
     refuse_another_model(source, found)
     same_tokenizer = files_digest(found.folder, TOKENIZER_FILES) == source.identity.tokenizer_sha256
-    return Target(found.folder, source.rows.about.num_layers, *found.embedding_and_head(), same_tokenizer)
+    return TargetWeights(
+        found.folder, source.rows.about.num_layers, *found.embedding_and_head(), same_tokenizer
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Objective:
     head_VH: torch.Tensor | None = None
     of_another: bool = False
 
-    def probabilities(self, target: Target, row: Row, other: Row, of_KR: torch.Tensor) -> torch.Tensor:
+    def probabilities(self, target: TargetWeights, row: Row, other: Row, of_KR: torch.Tensor) -> torch.Tensor:
         """Return the probabilities [K, R, V] at positions `of_KR`; those beyond the row are arbitrary."""
         row = other if self.of_another else row
         states_TH = row.layer(self.layer)
@@ -85,7 +87,7 @@ class Objective:
         return torch.cat(parts).view(*of_KR.shape, -1)
 
 
-def objectives(target: Target, layer_ids: Sequence[int]) -> list[Objective]:
+def objectives(target: TargetWeights, layer_ids: Sequence[int]) -> list[Objective]:
     """Return the objectives possible with the layers of a dataset; the right one is first."""
     last = target.num_layers
     token = "train on the target's token t + 2 where token t + 1 is fed"  # noqa: S105 - words

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from service.diagnose.drafter import Drafter
-from service.diagnose.target import Target
+from service.diagnose.target import TargetWeights
 from service.errors import OptionRefused
 from service.proof.head_weights import HeadWeights
 
@@ -24,7 +24,7 @@ def refused(folder, config=None, tensors=None):
         (folder / "config.json").write_text(text)
     if tensors is not None:
         save_file(tensors, folder / "model.safetensors")
-    target = Target(folder, 8, torch.zeros(16, 4), HeadWeights(torch.zeros(16, 4), None, 1.0, None))
+    target = TargetWeights(folder, 8, torch.zeros(16, 4), HeadWeights(torch.zeros(16, 4), None, 1.0, None))
     with pytest.raises(OptionRefused) as caught:
         Drafter(folder, target)
     assert caught.value.field == "drafter"
