@@ -10,7 +10,7 @@ import typer
 from service.cli.console import EXIT_BROKEN, AsJson, say
 from service.cli.datasets import hub_target
 from service.cli.processes import DataDir
-from service.doctor.finding import Verdict
+from service.doctor.check_result import Verdict
 from service.settings import load_settings
 
 
@@ -38,13 +38,13 @@ def doctor(
         settings = settings.model_copy(update={"model_roots": roots})
     target = None if repo is None else hub_target(repo, public=True, config_name="default")
     is_bad = False
-    for finding in examine(settings, model, target):
-        is_bad |= finding.verdict is Verdict.BAD
+    for result in examine(settings, model, target):
+        is_bad |= result.verdict is Verdict.BAD
         if as_json:
-            say(json.dumps(asdict(finding)))
+            say(json.dumps(asdict(result)))
             continue
-        say(f"{finding.verdict:<10}{finding.what:<15}{finding.detail}")
-        if finding.cure is not None:
-            say(f"{'':<25}-> {finding.cure}")
+        say(f"{result.verdict:<10}{result.what:<15}{result.detail}")
+        if result.cure is not None:
+            say(f"{'':<25}-> {result.cure}")
     if is_bad:
         raise typer.Exit(EXIT_BROKEN)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from connector.versions import TESTED, parse_version
-from service.doctor.finding import Finding, Verdict, at_least
+from service.doctor.check_result import CheckResult, Verdict, at_least
 from service.errors import OptionRefused
 from service.installed import check_engine, check_python, engine_versions
 from service.plan.model_folder import weight_bytes
@@ -67,37 +67,37 @@ def try_torch() -> Torch:
     return Torch(cuda, gpus)
 
 
-def wheel(settings: Settings) -> Iterator[Finding]:
+def wheel(settings: Settings) -> Iterator[CheckResult]:
     """Check Python and vLLM. Raises OptionRefused."""
     check_python()
     found = engine_versions()
     if not found:
-        yield Finding("engine", Verdict.UNSEEN, "no vLLM is installed", INSTALL)
+        yield CheckResult("engine", Verdict.UNSEEN, "no vLLM is installed", INSTALL)
         return
     check_engine(settings)
     is_tested = all(parse_version(version) in TESTED for version in found.values())
     detail = ", ".join(f"{name} {version}" for name, version in found.items())
     verdict = Verdict.GOOD if is_tested else Verdict.DOUBTFUL
-    yield Finding("engine", verdict, detail, "take a version that was tested")
+    yield CheckResult("engine", verdict, detail, "take a version that was tested")
 
 
-def driver(torch: Torch) -> Iterator[Finding]:
+def driver(torch: Torch) -> Iterator[CheckResult]:
     """Check whether the driver runs torch's CUDA, and whether torch and engine are both for GPU or CPU."""
     detail = f"torch for {f'CUDA {torch.cuda}' if torch.cuda else 'the CPU'}"
     for_cpu = any("cpu" in name + version for name, version in engine_versions().items())
     if for_cpu == bool(torch.cuda):
-        yield Finding("driver", Verdict.BAD, f"{detail} beside a vLLM that is not", ANEW)
+        yield CheckResult("driver", Verdict.BAD, f"{detail} beside a vLLM that is not", ANEW)
     elif torch.problem is not None:
         cure = "update the driver, take another GPU, or end what holds it: see nvidia-smi"
-        yield Finding("driver", Verdict.BAD, f"{detail} cannot use {torch.problem}", cure)
+        yield CheckResult("driver", Verdict.BAD, f"{detail} cannot use {torch.problem}", cure)
     elif not torch.gpus:
         detail += f"; no GPU is seen, {VISIBLE} is {os.environ.get(VISIBLE, 'unset')}"
-        yield Finding("driver", Verdict.UNSEEN, detail, NO_GPU)
+        yield CheckResult("driver", Verdict.UNSEEN, detail, NO_GPU)
     else:
-        yield Finding("driver", Verdict.GOOD, f"runs {detail}")
+        yield CheckResult("driver", Verdict.GOOD, f"runs {detail}")
 
 
-def gpus(settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def gpus(settings: Settings, gpus: Sequence[Gpu]) -> Iterator[CheckResult]:
     """Check whether each GPU has enough free memory for an engine."""
     share, size = gpu_share(settings), settings.tensor_parallel_size
     for number, gpu in enumerate(gpus):
@@ -105,13 +105,13 @@ def gpus(settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         detail += f", an engine takes {share:g} of all"
         cure = "end other processes on it (one may be Quarry's own engine), or lower "
         verdict = at_least(gpu.free_bytes, share * gpu.total_bytes)
-        yield Finding(f"gpu {number}", verdict, detail, f"{cure}QUARRY_GPU_MEMORY_UTILIZATION")
+        yield CheckResult(f"gpu {number}", verdict, detail, f"{cure}QUARRY_GPU_MEMORY_UTILIZATION")
     if gpus and len(gpus) < size:
         detail = f"{len(gpus)} to use, QUARRY_TENSOR_PARALLEL_SIZE is {size}"
-        yield Finding("gpus", Verdict.BAD, detail, "lower it, or show more GPUs to this process")
+        yield CheckResult("gpus", Verdict.BAD, detail, "lower it, or show more GPUs to this process")
 
 
-def model(name: str, settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def model(name: str, settings: Settings, gpus: Sequence[Gpu]) -> Iterator[CheckResult]:
     """Compare a model's weights with the engine's share of the smallest GPU. Raises UnknownModel."""
     share, size = gpu_share(settings), settings.tensor_parallel_size
     weights = weight_bytes(name, settings) / size
@@ -120,12 +120,12 @@ def model(name: str, settings: Settings, gpus: Sequence[Gpu]) -> Iterator[Findin
         detail += (
             f", for which it should have {weights * ROOM / share / GIB:.1f} GiB; no memory of a GPU is seen"
         )
-        yield Finding("model", Verdict.UNSEEN, detail, NO_GPU)
+        yield CheckResult("model", Verdict.UNSEEN, detail, NO_GPU)
         return
     least = min(gpu.total_bytes for gpu in gpus)
     detail += f"; an engine takes {share * least / GIB:.1f} of {least / GIB:.1f} GiB"
     cure = f"split it over more GPUs (QUARRY_TENSOR_PARALLEL_SIZE is {size}), or take a quantized model"
-    yield Finding("model", at_least(share * least, ROOM * weights, weights), detail, cure)
+    yield CheckResult("model", at_least(share * least, ROOM * weights, weights), detail, cure)
 
 
 def gpu_share(settings: Settings) -> float:

@@ -1,4 +1,4 @@
-"""Runs all checks of a node, one after another; a check that fails or hangs is a finding, too."""
+"""Runs all checks of a node, one after another; a check that fails or hangs has a result, too."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -7,7 +7,7 @@ from schemas.dataset.errors import NO_SPACE
 from schemas.request import HubTarget
 from service import apart
 from service.doctor import engine, hub, machine, store
-from service.doctor.finding import Finding, Verdict
+from service.doctor.check_result import CheckResult, Verdict
 from service.errors import QuarryError
 from service.installed import engine_versions, extra_of
 from service.settings import Settings
@@ -20,14 +20,14 @@ ALL_BYTES = 2**62
 """No memory limit: CUDA maps more than the machine has."""
 
 
-def examine(settings: Settings, model: str | None, target: HubTarget | None) -> Iterator[Finding]:
-    """Yield the findings about this node, and about a model and a repository if given.
+def examine(settings: Settings, model: str | None, target: HubTarget | None) -> Iterator[CheckResult]:
+    """Yield the results about this node, and about a model and a repository if given.
 
     A temporary file is written to the data folder's disk; nothing else is changed.
     """
     torch = engine.Torch()
 
-    def gpus() -> Iterator[Finding]:
+    def gpus() -> Iterator[CheckResult]:
         nonlocal torch
         torch = apart.call(engine.try_torch, memory_bytes=ALL_BYTES, deadline_s=TORCH_S)
         yield from engine.driver(torch)
@@ -47,32 +47,36 @@ def examine(settings: Settings, model: str | None, target: HubTarget | None) -> 
     yield from judged_apart("hub", hub.token, settings, target)
 
 
-def judged_apart(what: str, check: Callable[..., Iterator[Finding]], *args: object) -> Iterator[Finding]:
+def judged_apart(
+    what: str, check: Callable[..., Iterator[CheckResult]], *args: object
+) -> Iterator[CheckResult]:
     """Like `judged`, in a process that is killed if what it asks does not respond."""
     call = (_judged, what, check, args)
     return judged(what, lambda: apart.call(*call, memory_bytes=ALL_BYTES, deadline_s=CHECK_S))
 
 
-def _judged(what: str, check: Callable[..., Iterator[Finding]], args: tuple[object, ...]) -> list[Finding]:
+def _judged(
+    what: str, check: Callable[..., Iterator[CheckResult]], args: tuple[object, ...]
+) -> list[CheckResult]:
     return list(judged(what, lambda: check(*args)))
 
 
-def judged(what: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield a check's findings; an error becomes a finding, and good findings have no cure."""
+def judged(what: str, check: Callable[[], Iterable[CheckResult]]) -> Iterator[CheckResult]:
+    """Yield the results of a check; an error becomes a result, and good results have no cure."""
     try:
-        for finding in check():
-            yield replace(finding, cure=None) if finding.verdict is Verdict.GOOD else finding
+        for result in check():
+            yield replace(result, cure=None) if result.verdict is Verdict.GOOD else result
     except ModuleNotFoundError as error:
         cure = f"pip install 'eagle-quarry[{extra_of(error.name or '') or 'service'}]'"
-        yield Finding(what, Verdict.UNSEEN, f"{error.name} is not installed", cure)
+        yield CheckResult(what, Verdict.UNSEEN, f"{error.name} is not installed", cure)
     except apart.Ended as error:
         cure = "see whether the server, the disk or the driver that it asks is silent"
-        yield Finding(what, Verdict.BAD, f"the check {error}", cure)
+        yield CheckResult(what, Verdict.BAD, f"the check {error}", cure)
     except QuarryError as error:
-        yield Finding(what, Verdict.BAD, error.detail, error.cure or error.usual_cure)
+        yield CheckResult(what, Verdict.BAD, error.detail, error.cure or error.usual_cure)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         cure = "let this user read and write there, or name another place"
         if error.errno in NO_SPACE:
             cure = "free space there, or name another place"
-        yield Finding(what, Verdict.BAD, f"{where}{error.strerror or error}", cure)
+        yield CheckResult(what, Verdict.BAD, f"{where}{error.strerror or error}", cure)

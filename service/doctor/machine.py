@@ -14,7 +14,7 @@ import numpy as np
 from schemas.dataset.direct import DirectWriter
 from schemas.dataset.memory import page_aligned
 from schemas.request import Storage
-from service.doctor.finding import Finding, Verdict, at_least
+from service.doctor.check_result import CheckResult, Verdict, at_least
 from service.settings import Settings
 
 GIB, GB = 2**30, 1e9
@@ -29,14 +29,14 @@ MiB.
 PROBE_BYTES, PROBE_BLOCK_BYTES, PROBE_S = 2**28, 2**23, 5.0
 
 
-def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
+def cores(settings: Settings, num_gpus: int) -> Iterator[CheckResult]:
     """Check the number of cores: a worker takes one, its engine core one, each GPU one plus its writers."""
     here = min(len(os.sched_getaffinity(0)), quota())
     workers = -(-num_gpus // settings.tensor_parallel_size)
     wanted = 2 * workers + (1 + CORES_A_GB_S * STATES_GB_S) * num_gpus
     cure = "give the container or the batch job more: GPUs wait while states are written"
     detail = f"{here:g} to use" + (f"; what the GPUs need keeps up to {wanted:.1f} busy" if num_gpus else "")
-    yield Finding("cores", at_least(here, wanted), detail, cure)
+    yield CheckResult("cores", at_least(here, wanted), detail, cure)
 
 
 def quota(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
@@ -51,7 +51,7 @@ def quota(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/
     return least
 
 
-def memory(settings: Settings, num_gpus: int) -> Iterator[Finding]:
+def memory(settings: Settings, num_gpus: int) -> Iterator[CheckResult]:
     """Compare the available memory with the workers' host pools and the memory for planning."""
     from service.memory import available_bytes
 
@@ -59,19 +59,19 @@ def memory(settings: Settings, num_gpus: int) -> Iterator[Finding]:
     wanted = settings.pool_bytes * max(num_gpus, size) + settings.planners * settings.plan_memory_bytes
     detail = f"{free / GIB:.1f} GiB to take; pools and planning take {wanted / GIB:.1f} GiB"
     cure = "give the container more, or lower QUARRY_POOL_BYTES or QUARRY_PLANNERS"
-    yield Finding("memory", at_least(free, wanted, settings.pool_bytes * size), detail, cure)
+    yield CheckResult("memory", at_least(free, wanted, settings.pool_bytes * size), detail, cure)
 
 
-def shared_memory(settings: Settings, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108
+def shared_memory(settings: Settings, folder: Path = Path("/dev/shm")) -> Iterator[CheckResult]:  # noqa: S108
     """Check the shared memory for the engine's processes."""
     free = shutil.disk_usage(folder).free
     needed = SHARED_BYTES if settings.tensor_parallel_size > 1 else 0
     detail = f"{free / GIB:.2f} GiB free in {folder}, an engine may take {SHARED_BYTES / GIB:g} GiB"
     cure = "start the container with --ipc=host or --shm-size=16g"
-    yield Finding("shared memory", at_least(free, SHARED_BYTES, needed), detail, cure)
+    yield CheckResult("shared memory", at_least(free, SHARED_BYTES, needed), detail, cure)
 
 
-def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
+def disk(settings: Settings, num_gpus: int) -> Iterator[CheckResult]:
     """Check the data folder's disk: its free space, and its speed by writing to it. Raises OSError."""
     whole = settings.data_dir.absolute()
     folder = next(place for place in (whole, *whole.parents) if place.exists())
@@ -81,15 +81,15 @@ def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
     detail = f"{free / GB:.1f} GB free at {folder}; {waiting / GB:.1f} GB may wait there beside "
     detail += f"the {reserved / GB:.1f} GB of QUARRY_MIN_FREE_BYTES"
     cure = "free space, name a larger disk in QUARRY_DATA_DIR, or lower QUARRY_SCRATCH_BYTES"
-    yield Finding("disk room", at_least(free, waiting + reserved, reserved), detail, cure)
+    yield CheckResult("disk room", at_least(free, waiting + reserved, reserved), detail, cure)
     if free < reserved + PROBE_BYTES:
         detail = f"no room to write {PROBE_BYTES / GB:.1f} GB beside QUARRY_MIN_FREE_BYTES"
-        yield Finding("disk speed", Verdict.UNSEEN, detail, "free space")
+        yield CheckResult("disk speed", Verdict.UNSEEN, detail, "free space")
         return
     rate, wanted = written_gb_s(folder), STATES_GB_S * max(1, num_gpus)
     detail = f"{rate:.2f} GB/s written and synced; an 8B target makes up to {STATES_GB_S:g} GB/s on each GPU"
     cure = "GPUs wait for a slow disk: take NVMe, or store fewer layers (docs/sizing.md)"
-    yield Finding("disk speed", at_least(rate, wanted, wanted / 10), detail, cure)
+    yield CheckResult("disk speed", at_least(rate, wanted, wanted / 10), detail, cure)
 
 
 def written_gb_s(folder: Path, num_bytes: int = PROBE_BYTES) -> float:

@@ -7,43 +7,43 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
 from schemas.worker import HostView
-from service.doctor.finding import Finding, Verdict
+from service.doctor.check_result import CheckResult, Verdict
 from service.installed import DISTRIBUTION
 from service.settings import Settings
 
 MAX_SKEW = timedelta(seconds=1)
 
 
-def database(settings: Settings) -> Iterator[Finding]:
+def database(settings: Settings) -> Iterator[CheckResult]:
     """Check the database without leaving a trace in it. Raises StoreUnavailable, OptionRefused."""
     from service.store import Store, hosts, migration
     from service.store.database import missing_file
 
     url = settings.database()
     if (missing := missing_file(url)) is not None:
-        yield Finding("database", Verdict.GOOD, f"{missing} is not there: 'quarry serve' will make it")
+        yield CheckResult("database", Verdict.GOOD, f"{missing} is not there: 'quarry serve' will make it")
         return
     with closing(Store(url, read_only=True)) as store:
         with store.reading() as tx:
             asked = datetime.now(UTC)
             now, answered = tx.now, datetime.now(UTC)
             if migration.is_new(tx):
-                yield Finding("database", Verdict.GOOD, "empty: 'quarry serve' will make its tables")
+                yield CheckResult("database", Verdict.GOOD, "empty: 'quarry serve' will make its tables")
             else:
                 migration.check(tx)
-                yield Finding("database", Verdict.GOOD, "answers, with the tables of this version")
+                yield CheckResult("database", Verdict.GOOD, "answers, with the tables of this version")
                 yield _workers(hosts.views(tx))
         yield _clock(max(asked - now, now - answered, timedelta()))
 
 
-def _clock(skew: timedelta) -> Finding:
+def _clock(skew: timedelta) -> CheckResult:
     """Judge the clock skew. It is never bad: leases depend only on the database's clock."""
     detail = f"{skew.total_seconds():.1f} s from the database's"
     cure = "run an NTP client: certificates, logs and `min_age_s` of sources are by this machine's clock"
-    return Finding("clock", Verdict.DOUBTFUL if skew > MAX_SKEW else Verdict.GOOD, detail, cure)
+    return CheckResult("clock", Verdict.DOUBTFUL if skew > MAX_SKEW else Verdict.GOOD, detail, cure)
 
 
-def _workers(views: Sequence[HostView]) -> Finding:
+def _workers(views: Sequence[HostView]) -> CheckResult:
     where = defaultdict(set)
     for host in views:
         for worker in host.workers:
@@ -52,4 +52,4 @@ def _workers(views: Sequence[HostView]) -> Finding:
     detail = "; ".join(f"{one} on {', '.join(sorted(names))}" for one, names in sorted(where.items()))
     verdict = Verdict.GOOD if where.keys() <= {ours} else Verdict.DOUBTFUL
     cure = "install one version everywhere: one that has other tables takes no work"
-    return Finding("workers", verdict, f"this is Quarry {ours}; workers: {detail or 'none'}", cure)
+    return CheckResult("workers", verdict, f"this is Quarry {ours}; workers: {detail or 'none'}", cure)

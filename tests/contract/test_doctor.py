@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from schemas.request import HubTarget
 from schemas.worker import WorkerStatus
 from service.doctor import engine, examination, hub, store
+from service.doctor.check_result import CheckResult, Verdict
 from service.doctor.examination import judged, judged_apart
-from service.doctor.finding import Finding, Verdict
 from service.errors import StoreUnavailable
 from service.settings import Settings
 from service.store import Store, hosts, migration, workers
@@ -46,7 +46,7 @@ def served(url: str) -> Iterator[Store]:
     opened.close()
 
 
-def found(settings: Settings) -> list[Finding]:
+def found(settings: Settings) -> list[CheckResult]:
     return list(judged("database", lambda: store.database(settings)))
 
 

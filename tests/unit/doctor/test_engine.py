@@ -12,9 +12,9 @@ import pytest
 
 from service import installed
 from service.doctor import engine
+from service.doctor.check_result import CheckResult, Verdict
 from service.doctor.engine import Gpu, Torch
 from service.doctor.examination import judged
-from service.doctor.finding import Finding, Verdict
 from service.errors import HubUnavailable, OptionRefused, UnknownModel
 from service.plan.model_folder import weight_bytes
 from service.settings import Settings
@@ -65,8 +65,8 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return try_it
 
 
-def verdicts(found: list[Finding]) -> list[tuple[str, Verdict]]:
-    return [(finding.what, finding.verdict) for finding in found]
+def verdicts(found: list[CheckResult]) -> list[tuple[str, Verdict]]:
+    return [(result.what, result.verdict) for result in found]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""What stops a check is a finding too."""
+"""What stops a check is a result too."""
 
 import errno
 from collections.abc import Iterator
 
 import pytest
 
+from service.doctor.check_result import CheckResult, Verdict
 from service.doctor.examination import judged
-from service.doctor.finding import Finding, Verdict
 from service.errors import HubDenied, HubUnavailable
 
 GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
@@ -18,13 +18,13 @@ FREE = "free space there, or name another place"
     [
         (
             ModuleNotFoundError("No module named 'sqlalchemy'", name="sqlalchemy"),
-            Finding("it", UNSEEN, "sqlalchemy is not installed", "pip install 'eagle-quarry[service]'"),
+            CheckResult("it", UNSEEN, "sqlalchemy is not installed", "pip install 'eagle-quarry[service]'"),
         ),
-        (HubDenied("no", cure="ask"), Finding("it", BAD, "no", "ask")),
-        (HubUnavailable("silent"), Finding("it", BAD, "silent", HubUnavailable.usual_cure)),
+        (HubDenied("no", cure="ask"), CheckResult("it", BAD, "no", "ask")),
+        (HubUnavailable("silent"), CheckResult("it", BAD, "silent", HubUnavailable.usual_cure)),
         (
             PermissionError(13, "Permission denied", "/data/file"),
-            Finding(
+            CheckResult(
                 "it",
                 BAD,
                 "/data/file: Permission denied",
@@ -32,15 +32,15 @@ FREE = "free space there, or name another place"
             ),
         ),
         *(
-            (OSError(number, "full", "/data"), Finding("it", BAD, "/data: full", FREE))
+            (OSError(number, "full", "/data"), CheckResult("it", BAD, "/data: full", FREE))
             for number in (errno.ENOSPC, errno.EDQUOT)
         ),
     ],
 )
-def test_what_stops_a_check_is_a_finding_beside_what_it_found(error, found):
-    def check() -> Iterator[Finding]:
-        yield Finding("one", GOOD, "fine", "nothing")
-        yield Finding("two", DOUBTFUL, "perhaps", "look")
+def test_what_stops_a_check_is_a_result_beside_what_it_found(error, found):
+    def check() -> Iterator[CheckResult]:
+        yield CheckResult("one", GOOD, "fine", "nothing")
+        yield CheckResult("two", DOUBTFUL, "perhaps", "look")
         raise error
 
     one, two, last = judged("it", check)

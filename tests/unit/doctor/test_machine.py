@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from service.doctor import machine
+from service.doctor.check_result import CheckResult, Verdict, at_least
 from service.doctor.examination import judged
-from service.doctor.finding import Finding, Verdict, at_least
 from service.memory import available_bytes
 from service.settings import Settings
 
@@ -17,8 +17,8 @@ GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
 TIB = 2**40
 
 
-def verdict(findings: Iterator[Finding]) -> Verdict:
-    (found,) = findings
+def verdict(results: Iterator[CheckResult]) -> Verdict:
+    (found,) = results
     return found.verdict
 
 
@@ -138,7 +138,7 @@ def test_a_disk_is_held_against_what_the_gpus_make(tmp_path, monkeypatch, rate, 
     assert looked(Settings(data_dir=tmp_path), num_gpus)["disk speed"] is expected
 
 
-def test_a_write_that_fails_is_a_finding_and_leaves_nothing(tmp_path):
+def test_a_write_that_fails_is_a_result_and_leaves_nothing(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
     try:

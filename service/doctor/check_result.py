@@ -1,4 +1,4 @@
-"""The finding about one thing that a node needs."""
+"""The result of a check of one thing that a node needs."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What was checked, with figures; `cure` says what to do if it is not good."""
 
     what: str
