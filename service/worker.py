@@ -116,7 +116,6 @@ async def _main(
     only_job: str | None,
     until_idle: bool,
 ) -> int:
-    """Return the exit status."""
     owner = owner_name("capture")
     capture = Capture(store, settings, owner, keeper, only_job=only_job)
     loop, told = asyncio.get_running_loop(), list[int]()

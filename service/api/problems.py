@@ -89,7 +89,6 @@ def noted(request: Request, error: QuarryError) -> Problem:
 
 
 async def _invalid_parameters(request: Request, error: Exception) -> Response:
-    """Answer an invalid parameter."""
     return problem_response(invalid_parameters(cast(RequestValidationError, error)).problem())
 
 

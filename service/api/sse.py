@@ -98,7 +98,6 @@ class EventFeed:
 
     @contextmanager
     def _following(self, job_id: str) -> Iterator[_Followed]:
-        """Follow a job in this block."""
         job = self._followed.setdefault(job_id, _Followed())
         job.listeners += 1
         if self._reader is None or self._reader.done():

@@ -61,7 +61,6 @@ def estimate(
 
 
 def _facts(needs: Estimate) -> list[tuple[str, object]]:
-    """Return an estimate in readable form."""
     from rich.filesize import decimal
 
     layers, rows, stored = ", ".join(map(str, needs.layer_ids)), needs.row_a_turn, needs.stored_bytes

@@ -200,7 +200,6 @@ def webhook_secret(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
 
 
 def _show(jobs: Iterable[JobSummary], as_json: bool) -> None:
-    """Print jobs, one per line."""
     show_list(jobs, as_json, HEADS, fields)
 
 

@@ -74,7 +74,6 @@ def revoke(
 
 
 def _show(keys: Sequence[KeyView], as_json: bool) -> None:
-    """Print keys, one per line."""
     show_list(keys, as_json, ("id", "name", "state", "scopes"), _fields)
 
 

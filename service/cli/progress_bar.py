@@ -76,7 +76,6 @@ class Rate:
     """Tokens per second over the last minute of a watched job."""
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
-        """Begin; `clock_s` gives seconds from any starting point."""
         self._clock_s = clock_s
         self._seen: deque[tuple[float, int]] = deque()
 

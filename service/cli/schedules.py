@@ -165,7 +165,6 @@ def _batches(file: Path) -> Iterator[list[Sample]]:
 
 
 def _show(schedules: Iterable[ScheduleView], as_json: bool) -> None:
-    """Print schedules, one per line."""
     show_list(schedules, as_json, ("name", "state", "cron", "next", "last"), _fields)
 
 
@@ -184,7 +183,6 @@ def _run_line(run: RunView, schedule: ScheduleView) -> str:
 
 
 def _print(schedule: ScheduleView, as_json: bool, runs: Sequence[RunView] = ()) -> None:
-    """Print a schedule, its next slots and its last runs."""
     if as_json:
         show_json(schedule)
         return

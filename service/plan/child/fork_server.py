@@ -149,7 +149,6 @@ def _keep(control: socket.socket, server_pid: int, talk: int, life: int, memory:
 
 
 def _live(keeper_pid: int, talk: int, life: int, memory: int) -> None:
-    """Run the child."""
     die_with_parent(keeper_pid)
     os.close(life)
     from service.plan.child.main import run
