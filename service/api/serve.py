@@ -19,7 +19,7 @@ from service.errors import OptionRefused
 from service.host import host_of
 from service.settings import Settings
 from service.store import Store
-from service.work.placement import EVERYWHERE, Placement
+from service.work.placement import Placement
 from service.work.runner import migrate
 from service.work.supervisor import EXIT_WORKER_LOST, NodeSupervisor
 
@@ -59,7 +59,7 @@ def bound(settings: Settings) -> socket.socket:
     return listener
 
 
-def serve(settings: Settings, listener: socket.socket, workers: Sequence[Placement] = (EVERYWHERE,)) -> int:
+def serve(settings: Settings, listener: socket.socket, workers: Sequence[Placement]) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit code. Must run in the main thread.
 
     `listener` is what `bound` returned. `workers` run alongside the API, each where it is placed.

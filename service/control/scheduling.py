@@ -34,7 +34,7 @@ def add(
 
 
 def preview(
-    store: Store, settings: Settings, schedule: NewSchedule, turn: AbstractContextManager[None] = ALONE
+    store: Store, settings: Settings, schedule: NewSchedule, turn: AbstractContextManager[None]
 ) -> ScheduleView:
     """Return the schedule as it would be added, without adding it. Raises as `add` does."""
     check(schedule.request, settings, turn, of_schedule=True)

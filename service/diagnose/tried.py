@@ -75,7 +75,7 @@ def search(
     objectives: Sequence[Objective],
     layer_ids: Sequence[int],
     *,
-    changed: bool = True,
+    changed: bool,
 ) -> Search:
     """Try the changes over `rows`, then again on top of the best one, as long as one is significantly better.
 

@@ -39,7 +39,7 @@ class TextTokenizer:
     `of_library` is the transformers tokenizer. Raises UnknownModel if it cannot be loaded.
     """
 
-    def __init__(self, folder: Path, model: str, on_step: Callable[[Step], None] = lambda _: None) -> None:
+    def __init__(self, folder: Path, model: str, on_step: Callable[[Step], None]) -> None:
         self._model = model
         self._on_step = on_step
         self._on_step(Step.TOKENIZER)

@@ -200,9 +200,9 @@ def last_checks(tx: Transaction, job_id: str, limit: int) -> list[UnitChecks]:
     return list(tx.connection.scalars(of_job.order_by(UNIT_COMMIT.c.unit.desc()).limit(limit)))
 
 
-def token_counts(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 100) -> dict[int, bytes]:
-    """Return the packed counts of supervised tokens by unit, for units above `after`, in order."""
-    query = select(TOKEN_COUNTS.c.unit, TOKEN_COUNTS.c.content).order_by(TOKEN_COUNTS.c.unit).limit(limit)
+def token_counts(tx: Transaction, job_id: str, *, after: int) -> dict[int, bytes]:
+    """Return the packed counts of supervised tokens of the next 100 units above `after`, by unit."""
+    query = select(TOKEN_COUNTS.c.unit, TOKEN_COUNTS.c.content).order_by(TOKEN_COUNTS.c.unit).limit(100)
     of_units = (TOKEN_COUNTS.c.job_id == job_id) & (TOKEN_COUNTS.c.unit > after)
     return {row.unit: row.content for row in tx.connection.execute(query.where(of_units))}
 

@@ -94,9 +94,9 @@ def change(
     tx: Transaction,
     which: Which,
     changed: Callable[[ScheduleRules], ScheduleRules],
-    paused: bool | None = None,
-    request: ExtractRequest | None = None,
-    refusal: str | None = None,
+    paused: bool | None,
+    request: ExtractRequest | None,
+    refusal: str | None,
 ) -> ScheduleView:
     """Replace a schedule's rules by `changed(rules)`, and its `request`; pause or unpause it if given.
 
@@ -176,7 +176,7 @@ def due(tx: Transaction) -> list[str]:
     return list(tx.connection.scalars(query.order_by(SCHEDULE.c.next_slot)))
 
 
-def advance(tx: Transaction, name: str, refusal: str | None = None) -> bool:
+def advance(tx: Transaction, name: str, refusal: str | None) -> bool:
     """Decide the next slot that is due; return whether there was one.
 
     With a `refusal` no job is made now: it is the outcome of a slot that would become a job.
