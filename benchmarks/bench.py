@@ -85,9 +85,9 @@ def _name(text: str) -> str:
     return text
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print the report, keep the figures if asked to; return the exit status."""
-    options = parse(arguments)
+    options = parse()
     # Engines that are stopped by signal would outlive an end without clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     set_environment()

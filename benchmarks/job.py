@@ -261,12 +261,12 @@ def report(jobs: dict[str, Shares]) -> str:
     return markdown(["job", *jobs], lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print the table, keep the figures if asked to; return the exit status."""
     parser = command_line("benchmarks.job", __doc__, save="job")
     parser.add_argument("--samples", type=positive, default=SAMPLES, help=f"default: {SAMPLES}")
     parser.add_argument("--long", action="store_true", help=f"a job of {TIMES} times the samples as well")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     set_environment()
     with tempfile.TemporaryDirectory(prefix="quarry-job-") as folder:
         facts = machine_facts(Path(folder))

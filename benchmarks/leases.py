@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
@@ -49,12 +48,12 @@ class TimedEngine(FakeEngine):
     """The tests' engine, whose worker notes its leases."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Print one JSON object; the exit status is 1 if a job did not complete in time."""
     parser = command_line("benchmarks.leases", __doc__)
     parser.add_argument("--workers", type=positive, default=8)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="quarry-leases-"))
     with ExitStack() as stack:
         url = f"sqlite:///{folder}/quarry.db"

@@ -15,7 +15,6 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -145,14 +144,14 @@ def write_samples(path: Path, count: int, vocab_size: int) -> None:
             file.write(json.dumps({"id": str(number), "token_ids": ids}) + "\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print the table, keep the figures if asked to; return the exit status."""
     parser = command_line("benchmarks.rolling", __doc__, save="rolling", rounds=5)
     parser.add_argument("--engine", choices=ENGINES, default="vllm")
     parser.add_argument("--samples", type=positive, default=128, help="of each job")
     parser.add_argument("--dtype", choices=DTYPE_BYTES, default="bfloat16")
     parser.add_argument("--mb-per-s", type=positive, help="what the way to the repository carries")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     set_environment()
     with tempfile.TemporaryDirectory(prefix="quarry-rolling-") as folder:
         facts = machine_facts(Path(folder))

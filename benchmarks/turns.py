@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +96,12 @@ def measure(folder: Path, options: Any) -> dict[str, list[dict[str, float]]]:  #
     return turns
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print the table, keep the figures if asked to; return the exit status."""
     parser = command_line("benchmarks.turns", __doc__, save="turns", rounds=4)
     parser.add_argument("--conversations", type=positive, default=32, help="of each job")
     parser.add_argument("--hidden", type=positive, default=256, help="of the target")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     set_environment()
     with tempfile.TemporaryDirectory(prefix="quarry-turns-") as folder:
         facts = machine_facts(Path(folder))

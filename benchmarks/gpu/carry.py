@@ -104,11 +104,11 @@ class Transfer:
         return {path.name: path.stat().st_size for path in sorted(self.folder.iterdir())}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Build both transfers and say their sizes; return 1 if one does not fit."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.carry", description=__doc__)
     parser.add_argument("--to", type=Path, default=CARRY, help="default: .carry")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     downloads = options.to / "downloads"
     vllm = download([f"vllm=={VLLM}"], downloads / "vllm")[0]
     wheels = download(requirements(PINS.read_text(), WHEELS), downloads / "wheels")

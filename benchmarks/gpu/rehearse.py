@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu.carry import CARRY, WHEELS
@@ -99,12 +98,12 @@ PARTS = ("exact", "job")
 LIMIT_S = 1200
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Rehearse; return 1 if a part failed at something else than CUDA, and say at what."""
     parser = argparse.ArgumentParser(prog="python3.12 -m benchmarks.gpu.rehearse", description=__doc__)
     parser.add_argument("--from", dest="carry", type=Path, default=CARRY, help="default: .carry")
     parser.add_argument("--to", type=Path, default=Path(".cache/gpu/rehearsal"), help="everything goes there")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if sys.version_info[:2] != (3, 12):
         parser.error(f"this is Python {sys.version_info.major}.{sys.version_info.minor}; 3.12 is needed")
     folder = options.to.resolve()

@@ -8,7 +8,6 @@ import argparse
 import compileall
 import sys
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 CARRY = Path(__file__).parents[2] / ".carry"
@@ -17,12 +16,12 @@ DONE = "unpacked.txt"
 """Lists the names of what was unpacked into the folder."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Unpack every transfer that is here."""
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu.unpack", description=__doc__)
     parser.add_argument("--from", dest="carry", type=Path, default=CARRY, help="default: .carry")
     parser.add_argument("--to", type=Path, default=SITE, help="default: .carry/site")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     new = unpack(options.carry, options.to)
     if new:  # else every process of every part would compile it
         compileall.compile_dir(options.to, quiet=2, workers=0)

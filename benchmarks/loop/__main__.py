@@ -6,7 +6,6 @@ Every stage is kept in `.cache/loop`; run again, it goes on where it stopped.
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, command, command_line
@@ -25,14 +24,14 @@ PEAGLE_SLACK = 0.03
 """The same for P-EAGLE: noise of 1e-6 on every state moved none of five drafters by more than 0.01."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the loop, print the tables, keep the figures; return 1 if they are not as they should be."""
     parser = command_line("benchmarks.loop", __doc__)
     add, kept = parser.add_argument, RESULTS / "loop.json"
     add("--short", action="store_true", help="a few minutes: only separates right from wrong")
     add("--dir", type=Path, default=Path(".cache/loop"), help="where every stage is kept")
     add("--save", type=Path, nargs="?", const=kept, metavar="FILE", help=f"keep the figures ({kept.name})")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if not has_speculators():
         say("the speculators trainer is not installed: run 'make .cache/trainers/installed'")
         return 2

@@ -31,13 +31,13 @@ WAYS: dict[str, str | None] = {"source": None, "last_turn": "last", "all_turns":
 Talk = list[list[dict[str, Any]]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the loop, print the table, keep the figures; return 1 if the target's own answers are no better."""
     parser = command_line("benchmarks.loop.turns", __doc__)
     add, kept = parser.add_argument, RESULTS / "turns-loop.json"
     add("--dir", type=Path, default=Path(".cache/loop"), help="where every stage is kept")
     add("--save", type=Path, nargs="?", const=kept, metavar="FILE", help=f"keep the figures ({kept.name})")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if not has_speculators():
         say("the speculators trainer is not installed: run 'make .cache/trainers/installed'")
         return 2
