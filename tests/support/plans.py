@@ -47,16 +47,14 @@ def identity(
     return Identity.model_validate(values | changes)
 
 
-def provenance(
-    about: Identity, job_id: str = JOB, engine: tuple[str, str] = ("test", "1"), eps: float = 1e-6
-) -> Provenance:
+def provenance(about: Identity, job_id: str = JOB, engine: tuple[str, str] = ("test", "1")) -> Provenance:
     """Return the provenance of a job's units by an engine of this name and version."""
     name, version = engine
     return Provenance(
         job_id=job_id,
         identity=about,
         layers=tuple(layer_info(layer_id, about.num_layers) for layer_id in about.layer_ids),
-        final_norm=FinalNorm(kind="rmsnorm", eps=eps),
+        final_norm=FinalNorm(kind="rmsnorm", eps=1e-6),
         engine=EngineInfo(name=name, version=version, device="cpu", options={}),
         service_version="0.1.0",
     )

@@ -165,15 +165,14 @@ def seal_attempt(
     told: Provenance,
     rows: Mapping[int, ShardRow],
     *,
-    unit: int = 0,
     rank: int = 0,
     num_ranks: int = 1,
 ) -> UnitSealed:
     """Write one rank's rows, by plan row in file order, and return the receipt of the file."""
-    path = folder / shard_file(unit, rank, num_ranks)
+    path = folder / shard_file(0, rank, num_ranks)
     write_shard(path, list(rows.values()), told)
     return UnitSealed(
-        attempt_id=AttemptId(job_id=told.job_id, unit=unit, epoch=1),
+        attempt_id=AttemptId(job_id=told.job_id, unit=0, epoch=1),
         rank=rank,
         file=path.name,
         xxh3=xxh3_of(path),

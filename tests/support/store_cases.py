@@ -147,9 +147,9 @@ def a_request(text: str = "hello", repo_id: str | None = None) -> ExtractRequest
     )
 
 
-def provenance(number: int = 1, engine_version: str = ENGINE[1], identity: Identity = IDENTITY) -> Provenance:
+def provenance(engine_version: str = ENGINE[1], identity: Identity = IDENTITY) -> Provenance:
     """Return the provenance of a job's units."""
-    return plan_support.provenance(identity, job_id(number), (ENGINE[0], engine_version))
+    return plan_support.provenance(identity, job_id(1), (ENGINE[0], engine_version))
 
 
 def planned(unit: int, num_samples: int = 2) -> PlannedUnit:

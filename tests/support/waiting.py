@@ -24,10 +24,9 @@ def wait_until(
     otherwise: str = "it did not happen in time",
     *,
     patience_s: float = 200.0,
-    poll_s: float = 0.02,
 ) -> None:
     """Wait as `until` does, in a thread without a loop; fail with `otherwise`."""
     deadline = time.monotonic() + patience_s
     while not happened():
         assert time.monotonic() < deadline, otherwise
-        time.sleep(poll_s)
+        time.sleep(0.02)

@@ -27,8 +27,8 @@ def fail_plan(store: Store, error: HubUnavailable | WriteFailed = AWAY) -> None:
     store.write(tasks.fail, lease_plan(store), error.problem(), error.outcome, *bounds)
 
 
-def fail_unit(store: Store, error: HubUnavailable | WriteFailed = AWAY, owner: str = "one") -> None:
-    store.write(workers.failed, lease_unit(store, owner), error, ATTEMPTS, HUB_ATTEMPTS)
+def fail_unit(store: Store, error: HubUnavailable | WriteFailed = AWAY) -> None:
+    store.write(workers.failed, lease_unit(store, "one"), error, ATTEMPTS, HUB_ATTEMPTS)
 
 
 def wait_for_plan(store: Store, clock: Clock, step_s: float = 10.0) -> float:
@@ -41,8 +41,8 @@ def wait_for_plan(store: Store, clock: Clock, step_s: float = 10.0) -> float:
     return waited_s
 
 
-def state(store: Store, number: int = 1) -> JobState:
-    return store.read(jobs.state, job_id(number))
+def state(store: Store) -> JobState:
+    return store.read(jobs.state, job_id(1))
 
 
 def test_a_plan_waits_longer_each_time_and_is_blocked_after_hours(store: Store, clock: Clock) -> None:

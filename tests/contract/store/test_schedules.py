@@ -21,8 +21,8 @@ NOW = datetime.fromtimestamp(1_800_000_000, UTC)
 """2027-01-15 08:00, when each test begins."""
 
 
-def at(hour: int, minute: int = 0, day: int = 15) -> datetime:
-    return NOW.replace(day=day, hour=hour, minute=minute)
+def at(hour: int, minute: int = 0) -> datetime:
+    return NOW.replace(hour=hour, minute=minute)
 
 
 def schedule(name: str = "hourly", cron: str = "0 * * * *", **values: Any) -> NewSchedule:
@@ -44,8 +44,8 @@ def outcomes(store: Store, name: str = "hourly") -> list[tuple[datetime, RunOutc
     return [(run.slot, run.outcome) for run in reversed(store.read(schedules.past, name, limit=1000))]
 
 
-def submitted(store: Store, name: str = "hourly") -> list[datetime]:
-    return [slot for slot, outcome in outcomes(store, name) if outcome is RunOutcome.SUBMITTED]
+def submitted(store: Store) -> list[datetime]:
+    return [slot for slot, outcome in outcomes(store) if outcome is RunOutcome.SUBMITTED]
 
 
 def test_a_slot_becomes_a_job_when_its_time_comes_and_once(store: Store, clock: Clock) -> None:

@@ -21,9 +21,9 @@ from tests.support.store_cases import (
 MAX_DEATHS = POLICIES[TaskKind.CAPTURE].max_deaths
 
 
-def counted(store: Store, number: int = 1) -> list[tuple[TaskState, int, int]]:
+def counted(store: Store) -> list[tuple[TaskState, int, int]]:
     """Return every unit's state, attempts and silent deaths."""
-    return [(row.state, row.attempts, row.deaths) for row in store.read(units.of_job, job_id(number))]
+    return [(row.state, row.attempts, row.deaths) for row in store.read(units.of_job, job_id(1))]
 
 
 def vanish(store: Store, clock: Clock, times: int, *, job: str | None = None) -> None:

@@ -6,9 +6,9 @@ from service.diagnose.tried import AS_IT_IS, Search, Tried
 from service.diagnose.verdict import findings, lines
 
 
-def tried(name, length, sampled, effect="worse", cure="", gain=None):
+def tried(name, length, sampled, effect="worse", cure=""):
     """The sampled figure is of a base of 1 accepted token; the greedy length is as given."""
-    gain = sampled - 1.0 if gain is None else gain
+    gain = sampled - 1.0
     return Tried(name, cure, length, 1.1, 1 + sampled, gain, gain - 0.01, gain + 0.01, effect)
 
 

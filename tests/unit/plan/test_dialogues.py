@@ -27,8 +27,8 @@ COUNTED = "{{ messages | length }}" + templates.CHATML
 """Begins otherwise in each turn."""
 
 
-def planned(tokenizer: SampleTokenizer, sample: Sample, source_id: str = "a") -> list[Tokenized]:
-    rows = tokenizer.rows(sample, source_id)
+def planned(tokenizer: SampleTokenizer, sample: Sample) -> list[Tokenized]:
+    rows = tokenizer.rows(sample, "a")
     assert all(isinstance(row, Tokenized) and row.dialogue for row in rows), rows
     return list(rows)  # type: ignore[arg-type]
 

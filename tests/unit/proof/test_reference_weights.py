@@ -14,9 +14,9 @@ from tests.support.reference_models import TinyModel, edit_config
 EMBEDDINGS = "model.embed_tokens"
 
 
-def open_stream(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[Skeleton, WeightStream]:
-    skeleton = build_skeleton(folder, dtype)
-    return skeleton, WeightStream(skeleton, folder, dtype)
+def open_stream(folder: Path) -> tuple[Skeleton, WeightStream]:
+    skeleton = build_skeleton(folder, torch.bfloat16)
+    return skeleton, WeightStream(skeleton, folder, torch.bfloat16)
 
 
 def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:

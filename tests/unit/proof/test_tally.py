@@ -19,10 +19,9 @@ from service.proof.tally import (
 )
 
 
-def light(name: str, ids: list[int], mask: list[int], prompt_tokens: int | None = None) -> LightRow:
-    prompt = len(ids) if prompt_tokens is None else prompt_tokens
+def light(name: str, ids: list[int], mask: list[int]) -> LightRow:
     return LightRow(
-        name, None, len(ids), prompt, 4, np.array(ids, np.int32), np.array(mask, np.uint8), (1, 2)
+        name, None, len(ids), len(ids), 4, np.array(ids, np.int32), np.array(mask, np.uint8), (1, 2)
     )
 
 
@@ -33,10 +32,10 @@ def verdict(number: int) -> LogitVerdict:
     return LogitVerdict(2, 2, float(number), (f"row {number}: off",), (right, wrong))
 
 
-def count(tally: JobTally | LayerTally, states_TH: torch.Tensor, layer_id: int = 1) -> None:
+def count(tally: JobTally | LayerTally, states_TH: torch.Tensor) -> None:
     low_T, high_T = torch.aminmax(states_TH, dim=1)
     if isinstance(tally, JobTally):
-        tally.layer(layer_id, states_TH, low_T, high_T)
+        tally.layer(1, states_TH, low_T, high_T)
     else:
         tally.add(states_TH, low_T, high_T)
 
