@@ -31,6 +31,7 @@ from service.store import (
 )
 from service.store.schedule_tables import SCHEDULE
 from service.store.tables import HOST, JOB, SICKNESS, TASK, WORKER
+from tests.contract.store.test_workers import fall_sick
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -122,6 +123,19 @@ def test_a_beat_that_is_late_and_the_death_of_another_worker_both_succeed(
     death = partial(store.write, workers.engine_died, lease, EngineDied("why"), **how)
     rows = select(WORKER).join(HOST, HOST.c.number == WORKER.c.host).where(WORKER.c.owner == "b")
     behind(database, rows, death, partial(store.write, workers.beat, "c", TTL_S))
+
+
+def test_a_job_that_is_resumed_while_a_worker_that_rests_from_it_blocks_it_goes_on(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. A resume waits for the job. 2. So does who found before it that no worker takes the job."""
+    start_units(store)
+    (sickness,) = fall_sick(store, clock, "one")
+    store.write(workers.block, sickness)
+    assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED
+    resume = partial(store.write, jobs.resume, job_id(1))
+    behind(database, select(JOB), resume, partial(store.write, workers.block, sickness))
+    assert store.read(jobs.state, job_id(1)) is JobState.QUEUED
 
 
 @pytest.mark.parametrize("act", [jobs.resume, deletion.forget])
