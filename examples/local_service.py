@@ -40,7 +40,7 @@ class ExampleFailed(Exception):
 
 def prepare_target() -> str:
     """Put the target where jobs name it, and return the name of its recipe."""
-    CONSOLE.print("[bold]1. The target[/]: a small Qwen3, trained for a minute at the first run")
+    CONSOLE.print("[bold]1. The target[/]: a small Qwen3, trained for one to three minutes at the first run")
     made = cached_target(Recipe())
     shutil.rmtree(TARGET, ignore_errors=True)
     shutil.copytree(made, TARGET)

@@ -30,7 +30,6 @@ from examples.local_service import (
 )
 from examples.tiny_target import CONVERSATIONS, ROOT
 from schemas.job import JobState, JobSummary
-from schemas.schedule import RunView
 from service.client import ProblemReceived, Quarry
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
@@ -72,12 +71,13 @@ def bring(night: int, rows: Sequence[str]) -> None:
     hidden.rename(SOURCE / f"night-{night:02}.jsonl")
 
 
-def next_run(quarry: Quarry, known: set[str]) -> RunView:
-    """Wait for a slot whose job is not among the known ones."""
+def next_run(quarry: Quarry, known: set[str]) -> str:
+    """Wait for a slot whose job is not among the known ones, which it joins; return the job's id."""
     while True:
         for run in quarry.runs(NAME):
             if run.job_id is not None and run.job_id not in known:
-                return run
+                known.add(run.job_id)
+                return run.job_id
         time.sleep(POLL_S)
 
 
@@ -89,6 +89,18 @@ def ended(quarry: Quarry, job_id: str) -> JobSummary:
     return job
 
 
+def night_with_samples(quarry: Quarry, known: set[str]) -> JobSummary:
+    """Wait for a job that found new samples, and for its end.
+
+    A slot that waited for the night before it may plan before this night's conversations are there: it is not
+    this night's.
+    """
+    while True:
+        job = ended(quarry, next_run(quarry, known))
+        if job.progress.samples_written:
+            return job
+
+
 def pass_nights(quarry: Quarry, hub: FakeHub, nights: int) -> None:
     """Let nights pass; the first one is run at once, the others at their minute."""
     known: set[str] = set()
@@ -96,14 +108,14 @@ def pass_nights(quarry: Quarry, hub: FakeHub, nights: int) -> None:
     lines = CONVERSATIONS.read_text().splitlines(keepends=True)
     for night in range(1, nights + 1):
         bring(night, lines[(night - 1) * EACH_NIGHT : night * EACH_NIGHT])
-        run = quarry.run_schedule(NAME) if night == 1 else next_run(quarry, known)
-        assert run.job_id is not None
-        known.add(run.job_id)
-        done = ended(quarry, run.job_id).progress
+        if night == 1:
+            quarry.run_schedule(NAME)
+        job = night_with_samples(quarry, known)
+        done = job.progress
         commits = len(hub.repo(REPO).commits) - 1
         many = "s" * (commits > 1)
         samples = f"{done.samples_written} new samples, {done.tokens_written:,} tokens"
-        CONSOLE.print(f"   night {night}: {run.job_id} wrote {samples}; {REPO} has {commits} commit{many}")
+        CONSOLE.print(f"   night {night}: {job.id} wrote {samples}; {REPO} has {commits} commit{many}")
 
 
 def read_back(hub: FakeHub) -> None:

@@ -1,4 +1,4 @@
-"""Makes a small target: a tokenizer, a chat template and a model trained for about a minute on a CPU.
+"""Makes a small target: a tokenizer, a chat template and a model trained for one to three minutes on a CPU.
 
 The text is `conversations.jsonl`, so the model's greedy answers read like Python's documentation and are not
 noise: the generated samples, the masks and the logit check have something to be right about. The same recipe
