@@ -9,6 +9,7 @@ from schemas.job import ENDED_JOB_STATES
 from schemas.keys import Grants, KeyView, NewKey, Scope
 from service.errors import KeyRefused, NotFound, QuotaExceeded
 from service.store.database import Transaction
+from service.store.migration import check_write
 from service.store.tables import API_KEY, JOB
 
 NOTHING = Grants(scopes=(Scope.JOBS_READ,))
@@ -17,6 +18,7 @@ NOTHING = Grants(scopes=(Scope.JOBS_READ,))
 
 def add(tx: Transaction, key_id: str, sha256: str, new: NewKey) -> KeyView:
     """Store a key with the digest of its secret."""
+    check_write(tx)
     grants = Grants(**new.model_dump(include=set(Grants.model_fields)))
     values = {"id": key_id, "sha256": sha256, "grants": grants, "created_at": tx.now}
     tx.connection.execute(insert(API_KEY).values(name=new.name, expires_at=new.expires_at, **values))
@@ -43,6 +45,7 @@ def active(tx: Transaction, key_id: str) -> tuple[KeyView, str] | None:
 
 def revoke(tx: Transaction, key_id: str) -> KeyView:
     """Revoke a key; one that is already revoked is not changed. Raises NotFound."""
+    check_write(tx)
     of_id = (API_KEY.c.id == key_id) & API_KEY.c.revoked_at.is_(None)
     tx.connection.execute(update(API_KEY).where(of_id).values(revoked_at=tx.now))
     return _one(tx, key_id)

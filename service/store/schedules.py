@@ -68,6 +68,7 @@ def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> Sch
 
     Raises Conflict if its name is taken, QuotaExceeded if its owner has too many.
     """
+    check_write(tx)
     rules = schedule.rules()
     if owner is not None and len(spools.of_owner(tx, owner)) >= MAX_OF_OWNER:
         detail = f"{owner} has {MAX_OF_OWNER} schedules, the most that an owner may have"

@@ -13,6 +13,10 @@ import pytest
 from sqlalchemy import text
 
 from schemas.job import JobState
+from schemas.keys import NewKey, Scope
+from schemas.request import ExtractRequest
+from schemas.schedule import NewSchedule
+from schemas.source import PostedSource
 from service.errors import Outcome, StoreUnavailable
 from service.store import (
     HOME,
@@ -21,9 +25,11 @@ from service.store import (
     clock,
     hosts,
     jobs,
+    keys,
     migration,
     plans,
     publishing,
+    schedules,
     storing,
     tasks,
     totals,
@@ -132,6 +138,10 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
     submit(store, 6)
     plan, unit, push = (kind.lease(store, "older", HOUR_S) for kind in (plans, units, publishing))
     assert plan and unit and push
+    key = NewKey(name="one", scopes=[Scope.JOBS_READ])
+    store.write(keys.add, "k1", "1" * 64, key)
+    posted = ExtractRequest(model="org/model", source=PostedSource(kind="posted"))
+    nightly = NewSchedule(name="nightly", cron="0 3 * * *", request=posted)
     stamp(url, NEWER)
     before = contents(url)
     for verb in (
@@ -153,6 +163,9 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
         lambda: store.write(storing.hasten, HOME),
         lambda: store.write(clock.set_right, HOUR_S, HOUR_S),
         lambda: store.write(clock.set_slots_right),
+        lambda: store.write(schedules.add, nightly),
+        lambda: store.write(keys.add, "k2", "0" * 64, key),
+        lambda: store.write(keys.revoke, "k1"),
     ):
         with pytest.raises(StoreUnavailable, match=NEWER):
             verb()
