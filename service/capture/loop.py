@@ -41,6 +41,7 @@ from service.errors import (
 from service.host import host_of
 from service.settings import Settings
 from service.store import HOME, Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
+from service.store.workers import GAP_S
 from service.work.keeper import BEATS, Keeper
 from service.work.meters import COMMITTED, REJECTED, WAITS
 from service.work.runner import attempt, record
@@ -136,7 +137,8 @@ class Capture:
                 await asyncio.to_thread(self._store.write, said)
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
-            await unless(asyncio.sleep(self._settings.lease_s / BEATS), ended, self._news)
+            pause_s = min(self._settings.lease_s, GAP_S) / BEATS
+            await unless(asyncio.sleep(pause_s), ended, self._news)
             self._news.clear()
 
     async def _known_host(self) -> int:

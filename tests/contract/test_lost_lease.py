@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from schemas.job import JobState
 from service.capture.attempt_files import attempt_folder
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
+from service.host import host_of
 from service.settings import Settings
-from service.store import jobs
+from service.store import hosts, jobs
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
@@ -163,4 +165,28 @@ def test_an_engine_starts_once_the_old_one_is_gone_also_if_the_lease_is_lost_mea
 
     asyncio.run(asyncio.wait_for(served(), 60))
     assert most == [1, 1]
+    shop.store.close()
+
+
+def test_a_machine_is_seen_again_soon_however_long_its_leases_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is seen less often than `GAP_S` is away each time, and can be lost between two beats."""
+    monkeypatch.setattr("service.capture.loop.GAP_S", 1.0)
+    shop = Shop.open(tmp_path, target(tmp_path), lease_s=86_400.0)
+
+    def seen_at() -> datetime:
+        return shop.store.read(hosts.views)[0].seen_at
+
+    async def seen_again() -> None:
+        host_of(shop.store, shop.settings)
+        loop, first = Capture(shop.store, shop.settings, "worker"), seen_at()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await until(lambda: seen_at() > first)
+            first = seen_at()
+            await until(lambda: seen_at() > first)
+            loop.stop.set()
+
+    asyncio.run(asyncio.wait_for(seen_again(), 60))
     shop.store.close()
