@@ -227,7 +227,7 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
     stretched_T = (distance.length_T - 1).abs() > math.sqrt(2 * (1 - min_cosine))
     if share >= _MIN_TOKENS:
         if float(stretched_T.double().mean()) > 1 - _MIN_TOKENS:
-            length = float(distance.length_T.median())
+            length = float(distance.length_T[stretched_T].median())
             raise _wrong(f"layer {layer_id} is {length:.2g} times as large as in the model")
         return
     misfits_JT = distance.error_JT[:, ~fits_T]

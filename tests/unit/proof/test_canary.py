@@ -129,10 +129,10 @@ def filled(prompt: int, value: float) -> Plant:
     return plant
 
 
-def stretched(layer_id: int, factor: float) -> Plant:
+def stretched(layer_id: int, factor: float, tokens: slice = slice(None)) -> Plant:
     def plant(captured: States, right: States) -> None:
         for prompt in captured:
-            prompt[layer_id] = prompt[layer_id] * factor
+            prompt[layer_id][tokens] *= factor
 
     return plant
 
@@ -165,6 +165,7 @@ WRONG: list[tuple[Plant, str]] = [
     (filled(1, torch.nan), "layer 2 is not finite"),
     *((stretched(layer, 2.0), f"layer {layer} is 2 times as large as in the model") for layer in LAYER_IDS),
     (stretched(2, 0.8), "layer 2 is 0.8 times as large as in the model"),
+    (stretched(2, 2.0, slice(1, None, 4)), "layer 2 is 2 times as large as in the model"),
     (one_token_short, r"layer 2 has shape \[16, 64\], the reference \[17, 64\]"),
 ]
 WRONG_IN_NOISE: list[tuple[Plant, str]] = [
