@@ -21,30 +21,27 @@ ERRORS: dict[str, type[QuarryError]] = {
 async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) -> tuple[Receipt, ...]:
     """Wait for the receipts once all rows were answered: if a row was lost, its receipt would never arrive.
 
-    A slow disk is not taken for that. Rows leave the engine's cache in the order in which they were answered:
-    while those that wait there do so, the time starts anew.
+    A slow disk is not taken for that. Rows leave a rank's cache in the order in which they were answered:
+    while those that wait there do so at any rank, the time starts anew.
 
     Raises EngineDied, and EngineStuck if they do not arrive in time.
     """
     waiting = asyncio.ensure_future(receipts)
-    answered: float = math.inf
+    answered: dict[int, int] = {}
     try:
         while True:
-            before = _drained()
+            before = {rank: load.drained_samples for rank, load in LOADS.items()}
             if (await asyncio.wait({waiting}, timeout=timeout_s))[0]:
                 return await waiting
-            if _drained() == before or before >= answered:
+            behind = {rank for rank in LOADS if before.get(rank, 0) < answered.get(rank, math.inf)}
+            if all(LOADS[rank].drained_samples == before.get(rank, 0) for rank in behind):
                 break
-            held = sum(load.pool_waiting_samples for load in LOADS.values())
-            answered = min(answered, _drained() + held)  # by now all of these are among them
+            for rank, load in LOADS.items():  # by now all of these are among its rows
+                rows = load.drained_samples + load.pool_waiting_samples
+                answered[rank] = min(answered.get(rank, rows), rows)
     finally:
         waiting.cancel()
     raise EngineStuck(f"every row was answered, but no receipt came within {timeout_s:.0f} s")
-
-
-def _drained() -> int:
-    """Return how many rows have left the engine's cache, as its ranks said last."""
-    return sum(load.drained_samples for load in LOADS.values())
 
 
 def silent(seconds: float) -> EngineStuck:

@@ -1,15 +1,21 @@
 """A disk that is slower than the engine delays a job, and nothing is taken for lost meanwhile."""
 
+import asyncio
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from schemas.dataset.framing import Page, ShardFile
 from schemas.job import JobState
+from service.capture import receipt_errors
+from service.capture.link import Receipt
+from service.errors import EngineStuck
 from tests.support.jobs import Shop, request
 from tests.support.plans import random_ids
+from tests.unit.capture.test_link import LOAD
 
 ROWS, ROW_TOKENS, ROW_S = 30, 200, 0.4
 TIMEOUT_S = 4.0
@@ -34,3 +40,25 @@ def test_rows_that_wait_for_a_slow_disk_are_not_taken_for_lost(
     assert job.state is JobState.COMPLETED, job.problem
     assert job.progress.samples_written == ROWS
     shop.store.close()
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_rows_of_a_rank_are_taken_for_lost_by_what_leaves_that_rank(
+    monkeypatch: pytest.MonkeyPatch, slow: int, is_lost: bool
+) -> None:
+    """One holds ten rows of a unit; the other one none, and it takes many of other units meanwhile."""
+    monkeypatch.setattr(receipt_errors, "LOADS", said := {0: LOAD, 1: LOAD})
+
+    async def receipts() -> tuple[Receipt, ...]:
+        for taken in range(30 if is_lost else 10):
+            ahead = {"pool_waiting_samples": 0, "drained_samples": 100 * taken}
+            behind = {"pool_waiting_samples": 10 - taken, "drained_samples": taken}
+            stuck = {"pool_waiting_samples": 10, "drained_samples": 0}
+            said[slow] = LOAD.model_copy(update=stuck if is_lost else behind)
+            said[1 - slow] = LOAD.model_copy(update=ahead)
+            await asyncio.sleep(0.15)
+        return ()
+
+    with pytest.raises(EngineStuck) if is_lost else nullcontext():
+        assert asyncio.run(receipt_errors.in_time(receipts(), 0.2)) == ()
