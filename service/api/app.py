@@ -38,7 +38,8 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.feed = EventFeed(store, lambda: app.state.stopping())
             metrics = JobMetrics(store, settings.data_dir, lambda: app.state.workers_lost())
             app.state.registry.register(metrics)
-            yield
+            async with consumers.listening(store):
+                yield
 
     app = FastAPI(
         title="Quarry",

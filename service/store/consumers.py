@@ -3,18 +3,35 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import ColumnElement, case, delete, func, select, update
 
 from schemas.job import ConsumerPage, ConsumerView
 from service.errors import Conflict, NotFound, RequestError
-from service.store import workers
 from service.store.database import Transaction
-from service.store.tables import CONSUMER, JOB, SHARD, UNIT, UNIT_COMMIT
+from service.store.migration import check_write
+from service.store.tables import CONSUMER, HOST, JOB, SHARD, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
+from service.store.values import SERVICE
 
 MAX_CONSUMERS = 64
 """Maximum number of consumers of a job."""
+LISTENS_S = 10.0
+"""The service says this often that it hears consumers."""
+DEAF_S = 3 * LISTENS_S
+"""A service that has not said so for this long heard none; less than the least `expires_s`."""
+
+
+def listens(tx: Transaction, *, anew: bool = False) -> None:
+    """Record that the service hears consumers; `anew` if it did not before, since it starts."""
+    check_write(tx)
+    values: dict[str, Any] = {"name": "service", "seen_at": tx.now, "there_since": tx.now}
+    new = tx.insert(HOST).values(number=SERVICE, **values)
+    if not anew:
+        goes_on = HOST.c.seen_at >= tx.now - timedelta(seconds=DEAF_S)
+        values["there_since"] = case((goes_on, HOST.c.there_since), else_=tx.now)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=["number"], set_=values))
 
 
 def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
@@ -90,8 +107,9 @@ def consumed(tx: Transaction) -> list[str]:
 
 
 def _silent(tx: Transaction, job_id: str) -> list[str]:
-    """Return a job's consumers that were silent for their `expires_s` while they could be heard."""
-    since = workers.home_since(tx)
+    """Return a job's consumers that were silent for their `expires_s` while the service heard them."""
+    hears = HOST.c.number == SERVICE, HOST.c.seen_at >= tx.now - timedelta(seconds=DEAF_S)
+    since = tx.connection.scalar(select(HOST.c.there_since).where(*hears))
     late = select(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= tx.now)
     rows = tx.connection.execute(late).all() if since is not None else ()
     return [row.name for row in rows if since + (row.expires_at - row.seen_at) <= tx.now]

@@ -190,7 +190,7 @@ PAUSE = Table(
 HOST = Table(
     "host",
     METADATA,
-    # `HOME` for the data folder.
+    # `HOME` for the data folder; `SERVICE` is no folder, and has no id.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     # Null if the data folder was given up: another may take its place.
     Column("id", String(32), unique=True),

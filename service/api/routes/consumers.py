@@ -1,9 +1,13 @@
 """The consumers of a job whose shards are removed once every consumer has read them."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Security
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from schemas.base import Wire
 from schemas.job import ConsumerPage
@@ -14,8 +18,8 @@ from service.api.problems import problem_responses
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import JobOf, SettingsOf, StoreOf
 from service.capture.attempt_files import land_left, remove_paths
-from service.errors import removing, writing
-from service.store import consumers
+from service.errors import STORE_AWAY, removing, writing
+from service.store import Store, consumers
 
 ConsumerName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 MAX_EXPIRES_S = 30 * 86_400
@@ -69,3 +73,22 @@ def remove(job: JobOf, name: ConsumerName, store: StoreOf, settings: SettingsOf)
     gone = store.write(consumers.remove, job.id, name)
     with removing():
         remove_paths(settings, job.id, gone)
+
+
+@asynccontextmanager
+async def listening(store: Store) -> AsyncIterator[None]:
+    """Have the store know that consumers are heard, until this ends. Raises StoreUnavailable."""
+    await run_in_threadpool(store.write, consumers.listens, anew=True)
+    goes_on = asyncio.create_task(_go_on(store))
+    try:
+        yield
+    finally:
+        goes_on.cancel()
+        await asyncio.wait([goes_on])
+
+
+async def _go_on(store: Store) -> None:
+    while True:
+        await asyncio.sleep(consumers.LISTENS_S)
+        with suppress(*STORE_AWAY):  # no consumer is heard either, and the store can tell
+            await run_in_threadpool(store.write, consumers.listens)

@@ -1,18 +1,19 @@
 """The consumers of a job: a shard goes once all of them have it."""
 
-import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import select, update
 
 from service.settings import Settings
 from service.store import Store, consumers, jobs
 from service.store.consumers import MAX_CONSUMERS
+from service.store.tables import CONSUMER, HOST
 from tests.support.api import complete, job_body, problem_of
 from tests.support.roles import sweep
-from tests.support.store_cases import Clock
 
 
 @pytest.fixture
@@ -71,21 +72,22 @@ def test_shards_that_could_not_be_removed_go_with_a_sweep_though_no_consumer_is_
 
 
 def test_a_consumer_that_is_silent_for_longer_than_it_wanted_is_waited_for_no_longer(
-    api: httpx2.Client, consumed: str, settings: Settings, tmp_path: Path
+    api: httpx2.Client, consumed: str, settings: Settings, store: Store
 ):
     """1. One has all, another nothing. 2. It is forgotten by a sweep after its time."""
     base, last = f"/jobs/{consumed}/consumers", api.get(f"/jobs/{consumed}/units").json()["next_after"]
     api.put(f"{base}/gone", json={"expires_s": 60})
     api.put(f"{base}/there", json={"after": last})
-    clock = Clock(time.time())
-    later = Store(settings.database(), clock.of(settings.database()))
-    sweep(later, settings)
+    sweep(store, settings)
     assert left(settings, consumed) == 3
-    clock.advance(61)
-    sweep(later, settings)
+    with store.writing() as tx:  # as an hour later; the service has been there all the time
+        for table, names in ((CONSUMER, ("seen_at", "expires_at")), (HOST, ("there_since",))):
+            row = tx.connection.execute(select(table).where(table.c.name.in_(("gone", "service")))).one()
+            earlier = {name: getattr(row, name) - timedelta(hours=1) for name in names}
+            tx.connection.execute(update(table).where(table.c.name == row.name).values(earlier))
+    sweep(store, settings)
     assert left(settings, consumed) == 0
     assert [one["name"] for one in api.get(base).json()["consumers"]] == ["there"]
-    later.close()
 
 
 def test_what_cannot_be_acknowledged_is_refused_by_field(api: httpx2.Client, consumed: str, model: Path):

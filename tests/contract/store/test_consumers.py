@@ -7,7 +7,7 @@ from schemas.keys import NewKey, Scope
 from service.errors import QuotaExceeded
 from service.store import HOME, Store, commits, consumers, hosts, jobs, keys, workers
 from service.store.tables import JOB
-from tests.support.store_cases import TTL_S, Clock, commit, job_id, lease_unit, start_units
+from tests.support.store_cases import Clock, commit, job_id, lease_unit, start_units
 
 
 def test_what_every_consumer_has_counts_in_no_max_bytes(store: Store) -> None:
@@ -31,21 +31,75 @@ def test_what_every_consumer_has_counts_in_no_max_bytes(store: Store) -> None:
 
 def test_a_consumer_that_could_not_be_heard_is_waited_for_as_long_again(store: Store, clock: Clock) -> None:
     """1. Nobody heard either for a while. 2. One is back at once. 3. The other had its time, and is gone."""
-    store.write(hosts.register, "home", "machine", is_home=True)
-    start_units(store, units=1)
-    with store.writing() as tx:
-        tx.connection.execute(update(JOB).values(keeps_local=False))
-    commit(store, lease_unit(store))
-    last = store.read(commits.readable, job_id(1), after=-1, limit=1).next_after
+    last = start_consumed(store)
     for name in ("one", "other"):
         store.write(consumers.acknowledge, job_id(1), name, -1, 3600)
     clock.advance(4000)
     store.write(consumers.expire, job_id(1))
     assert store.write(consumers.acknowledge, job_id(1), "one", last, 3600) == []
-    for _ in range(60):
-        store.write(workers.seen, HOME)
+    for _ in range(3600 // 20):
+        store.write(consumers.listens)
         store.write(consumers.expire, job_id(1))
-        clock.advance(TTL_S)
+        clock.advance(20)
     assert len(store.read(consumers.of_job, job_id(1)).consumers) == 2
-    store.write(workers.seen, HOME)
+    store.write(consumers.listens)
     assert len(store.write(consumers.acknowledge, job_id(1), "one", last, 3600)) == 1
+
+
+def test_a_consumer_is_silent_while_the_service_is_there_whatever_worker_is(
+    store: Store, clock: Clock
+) -> None:
+    """1. A service alone. 2. A worker of the night finds that a consumer is gone."""
+    store.write(hosts.register, "home", "machine", is_home=True)
+    start_consumed(store)
+    store.write(consumers.listens, anew=True)
+    store.write(consumers.acknowledge, job_id(1), "gone", -1, 3600)
+    for _ in range(3600 // 20):
+        clock.advance(20)
+        store.write(consumers.listens)
+    store.write(workers.seen, HOME)
+    store.write(consumers.expire, job_id(1))
+    assert store.read(consumers.of_job, job_id(1)).consumers == ()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_no_consumer_is_dropped_for_silence_while_there_was_no_service(
+    store: Store, clock: Clock, restarts: bool
+) -> None:
+    """A worker was there all the time; the service was away for 50 s, or for longer than is waited."""
+    store.write(hosts.register, "home", "machine", is_home=True)
+    start_consumed(store)
+    store.write(consumers.listens, anew=True)
+    store.write(consumers.acknowledge, job_id(1), "there", -1, 60)
+    for _ in range(5 if restarts else 20):
+        clock.advance(10)
+        store.write(workers.seen, HOME)
+    store.write(consumers.listens, anew=restarts)
+    for _ in range(6):
+        store.write(consumers.expire, job_id(1))
+        assert len(store.read(consumers.of_job, job_id(1)).consumers) == 1
+        clock.advance(10)
+        store.write(consumers.listens)
+    store.write(consumers.expire, job_id(1))
+    assert store.read(consumers.of_job, job_id(1)).consumers == ()
+
+
+def test_the_service_is_none_of_the_hosts(store: Store, clock: Clock) -> None:
+    store.write(hosts.register, "home", "machine", is_home=True)
+    store.write(consumers.listens, anew=True)
+    clock.advance(100_000)
+    for _ in range(100):
+        clock.advance(20)
+        store.write(workers.seen, HOME)
+    assert [host.id for host in store.read(hosts.views)] == ["home"]
+    assert store.read(hosts.silent, 60.0) == []
+    assert store.write(hosts.register, "scratch", "other", is_home=False) > HOME
+
+
+def start_consumed(store: Store) -> int:
+    """Start a job whose shards go once they are consumed; return the place of its only unit, captured."""
+    start_units(store, units=1)
+    with store.writing() as tx:
+        tx.connection.execute(update(JOB).values(keeps_local=False))
+    commit(store, lease_unit(store))
+    return store.read(commits.readable, job_id(1), after=-1, limit=1).next_after
