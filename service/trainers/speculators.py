@@ -187,7 +187,9 @@ def train(
                 job.train_by(settled.max_steps)
             _write_ids(source, Path(settled.data_path))
         del rows, source  # the index is as large as the ids, which are mapped from now on
-        main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(folder))]))
+        # The first rank's arguments are kept in `run.yaml`, for another run: so is what they name.
+        beside = settled.save_path if os.environ.get("RANK", "0") == "0" else folder
+        main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(beside))]))
 
 
 def _refuse_second_pass(settled: Namespace) -> None:
@@ -270,6 +272,7 @@ def _kept_vocabulary(settled: Namespace, folder: Path) -> list[str]:
     except ValueError:  # it drafts from the whole vocabulary
         return []
     words = []
+    folder.mkdir(parents=True, exist_ok=True)
     for name, tensor in maps.items():
         np.save(path := folder / f"kept-{name}.npy", tensor.numpy())
         words += [f"--{name}-path", str(path)]

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from benchmarks.dataset import LAYER_IDS, Shape, write_dataset
@@ -282,6 +284,8 @@ def test_a_drafter_that_goes_on_with_other_rows_keeps_its_vocabulary(with_reject
     ]
     (kept_V, _), *_ = heads = loaded_by(KEPT, json.dumps(runs), result=tmp_path / "result.pt")
     assert [torch.equal(t2d_V, kept_V) and same for t2d_V, same in heads] == [True] * 3
+    named = yaml.safe_load((out / "run.yaml").read_text())["train"]["draft"]
+    assert np.load(named["t2d_path"]).tolist() == kept_V.tolist()
 
 
 def test_ranks_with_other_jobs_are_refused(with_rejects, modelled, tmp_path):
