@@ -10,7 +10,7 @@ from service.store.migration import check_write
 from service.store.policies import HUB_DELAYS
 from service.store.schedule_tables import RUN, SCHEDULE
 from service.store.tables import AT_WORK_STATES, HOST, JOB, OPEN_WEBHOOK, PAUSE, SICKNESS, TASK, WORKER
-from service.store.values import TaskKind
+from service.store.values import SERVICE, TaskKind
 from service.store.webhooks import WAITS_S
 from service.store.workers import GAP_S, GONE
 
@@ -25,6 +25,7 @@ def set_right(tx: Transaction, lease_s: float, rest_s: float) -> None:
     worker rests.
     """
     check_write(tx)
+    is_folder = HOST.c.number != SERVICE  # which sees itself by how much the clock was set
     lease_s, wait_s = GONE * lease_s, max(LONGEST_S, HUB_DELAYS[1] * lease_s)
     at_work = TASK.c.job_id.in_(select(JOB.c.id).where(JOB.c.state.in_(AT_WORK_STATES | {JobState.DELETING})))
     for until, which, longest_s in (
@@ -34,8 +35,8 @@ def set_right(tx: Transaction, lease_s: float, rest_s: float) -> None:
         (PAUSE.c.until, true(), LONGEST_S),
         (WORKER.c.alive_until, true(), lease_s),
         (SICKNESS.c.until, true(), max(rest_s, wait_s)),
-        (HOST.c.seen_at, true(), GAP_S),
-        (HOST.c.there_since, true(), GAP_S),
+        (HOST.c.seen_at, is_folder, GAP_S),
+        (HOST.c.there_since, is_folder, GAP_S),
     ):
         ahead = and_(which, until > tx.now + timedelta(seconds=longest_s))
         in_order = select(until).where(ahead).order_by(*until.table.primary_key).with_for_update()

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, case, delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 
 from schemas.job import ConsumerPage, ConsumerView
 from service.errors import Conflict, NotFound, RequestError
@@ -19,19 +18,36 @@ MAX_CONSUMERS = 64
 """Maximum number of consumers of a job."""
 LISTENS_S = 10.0
 """The service says this often that it hears consumers."""
-DEAF_S = 3 * LISTENS_S
-"""A service that has not said so for this long heard none; less than the least `expires_s`."""
+LATE_S = 2 * LISTENS_S
+"""A service that has not said so for longer heard none meanwhile."""
 
 
-def listens(tx: Transaction, *, anew: bool = False) -> None:
-    """Record that the service hears consumers; `anew` if it did not before, since it starts."""
+def listens(tx: Transaction) -> None:
+    """Record that the service hears consumers. The silence of a time in which it did not counts for none.
+
+    That is a time in which no service ran or reached the database, or by which the database's clock was set.
+    """
     check_write(tx)
-    values: dict[str, Any] = {"name": "service", "seen_at": tx.now, "there_since": tx.now}
+    before = tx.connection.scalar(select(HOST.c.seen_at).where(HOST.c.number == SERVICE).with_for_update())
+    tx.forget_time()
+    if before is None:  # it was there when any of them was heard last
+        before = tx.connection.scalar(select(func.max(CONSUMER.c.seen_at)))
+    unheard = timedelta() if before is None else tx.now - before
+    if not timedelta() <= unheard <= timedelta(seconds=LATE_S):
+        expiring = select(CONSUMER).where(CONSUMER.c.expires_at.is_not(None)).with_for_update()
+        for one in tx.connection.execute(expiring.order_by(*CONSUMER.primary_key)).all():
+            mine = update(CONSUMER).where(CONSUMER.c.job_id == one.job_id, CONSUMER.c.name == one.name)
+            tx.connection.execute(mine.values(expires_at=one.expires_at + unheard))
+    values = {"name": "service", "seen_at": tx.now, "there_since": tx.now}
     new = tx.insert(HOST).values(number=SERVICE, **values)
-    if not anew:
-        goes_on = HOST.c.seen_at >= tx.now - timedelta(seconds=DEAF_S)
-        values["there_since"] = case((goes_on, HOST.c.there_since), else_=tx.now)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["number"], set_=values))
+
+
+def heard(tx: Transaction, job_id: str, name: str, expires_s: int | None) -> None:
+    """Record a sign of life of a consumer, if it is known."""
+    check_write(tx)
+    mine = update(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.name == name)
+    tx.connection.execute(mine.values(_told(tx, expires_s)))
 
 
 def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
@@ -53,12 +69,11 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
     _forget(tx, job_id, [other for other in _silent(tx, job_id) if other != name])
     mine = CONSUMER.c.job_id == job_id, CONSUMER.c.name == name
     before = tx.connection.scalar(select(CONSUMER.c.place).where(*mine))
-    expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
     if before is None and len(of_job(tx, job_id).consumers) >= MAX_CONSUMERS:
         cure = "delete one, or let all ranks and workers be one consumer"
         raise Conflict(f"job {job_id} has {MAX_CONSUMERS} consumers", field="name", cure=cure)
     place = after if before is None else max(before, after)
-    told = {"place": place, "seen_at": tx.now, "expires_at": expires_at}
+    told = {"place": place, **_told(tx, expires_s)}
     new = tx.insert(CONSUMER).values(job_id=job_id, name=name, **told)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["job_id", "name"], set_=told))
     return _let_go(tx, job)
@@ -106,13 +121,17 @@ def consumed(tx: Transaction) -> list[str]:
     return list(tx.connection.scalars(select(JOB.c.id).where(*leave_nowhere).order_by(JOB.c.number)))
 
 
+def _told(tx: Transaction, expires_s: int | None) -> dict[str, datetime | None]:
+    """Return the times of a consumer that is heard now."""
+    expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
+    return {"seen_at": tx.now, "expires_at": expires_at}
+
+
 def _silent(tx: Transaction, job_id: str) -> list[str]:
     """Return a job's consumers that were silent for their `expires_s` while the service heard them."""
-    hears = HOST.c.number == SERVICE, HOST.c.seen_at >= tx.now - timedelta(seconds=DEAF_S)
-    since = tx.connection.scalar(select(HOST.c.there_since).where(*hears))
-    late = select(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= tx.now)
-    rows = tx.connection.execute(late).all() if since is not None else ()
-    return [row.name for row in rows if since + (row.expires_at - row.seen_at) <= tx.now]
+    heard_until = select(HOST.c.seen_at).where(HOST.c.number == SERVICE).scalar_subquery()
+    late = select(CONSUMER.c.name).where(CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= heard_until)
+    return list(tx.connection.scalars(late))
 
 
 def _forget(tx: Transaction, job_id: str, names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from schemas.source import SourceKind
 HOME = 0
 """The number of the host of the data folder, where jobs are planned and finished."""
 SERVICE = -2
-"""The number that the service has among hosts: since when it hears consumers without a gap."""
+"""The number of the service among hosts, though it is no folder: it was seen when it last heard consumers."""
 
 
 class TaskKind(StrEnum):

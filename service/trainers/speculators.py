@@ -152,8 +152,9 @@ def train(
     ids and masks. With `--data-path`, these are kept in that folder, and ranks share them.
 
     Raises SourceRefused (`dataset`, `job`, `live`), OptionRefused (`layers`, `algorithm`, `data_path`,
-    `live`, `epochs`, `max_steps`, `save_best`, `save_path`, `sp_size`), IdentityChanged (`data_path`),
-    HubUnavailable, and what training raises; SystemExit if speculators refuses an argument.
+    `d2t_path`, `t2d_path`, `live`, `epochs`, `max_steps`, `save_best`, `save_path`, `sp_size`),
+    IdentityChanged (`data_path`), HubUnavailable, and what training raises; SystemExit if speculators refuses
+    an argument.
     """
     from speculators.train.cli import main
     from speculators.train.config import TrainConfig
@@ -189,7 +190,7 @@ def train(
         del rows, source  # the index is as large as the ids, which are mapped from now on
         # The first rank's arguments are kept in `run.yaml`, for another run: so is what they name.
         beside = settled.save_path if os.environ.get("RANK", "0") == "0" else folder
-        main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(beside))]))
+        main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(beside).absolute())]))
 
 
 def _refuse_second_pass(settled: Namespace) -> None:
@@ -259,17 +260,28 @@ def _kept_vocabulary(settled: Namespace, folder: Path) -> list[str]:
     """Write the vocabulary maps of the drafter that training continues from; return arguments that name them.
 
     speculators would make new ones from the counts of these rows, which the drafter's head does not follow.
+    Raises OptionRefused (`d2t_path`, `t2d_path`) if maps are given that are not the drafter's.
     """
     from speculators.train.checkpointer import BaseCheckpointer
     from speculators.utils.loading import is_config_only_dir, load_model_layers
 
     last = None if settled.no_resume_from_checkpoint else BaseCheckpointer(settled.save_path).prev_path
     drafter = last or settled.from_pretrained
-    if not drafter or is_config_only_dir(drafter) or settled.draft_vocab_size is None or settled.d2t_path:
+    given = {"d2t": settled.d2t_path, "t2d": settled.t2d_path}
+    no_maps = settled.draft_vocab_size is None and None in given.values()
+    if not drafter or is_config_only_dir(drafter) or no_maps:
         return []
     try:
         maps = load_model_layers(["d2t", "t2d"], str(drafter))
     except ValueError:  # it drafts from the whole vocabulary
+        return []
+    for name, path in given.items():
+        if path is not None and not np.array_equal(np.load(path), maps[name].numpy()):
+            detail, cure = f"{path} is not the map of {drafter}", "leave --d2t-path and --t2d-path out"
+            raise OptionRefused(
+                detail, field=f"{name}_path", cure=f"{cure}, also of a file that --config names"
+            )
+    if any(given.values()):
         return []
     words = []
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Security
@@ -18,8 +18,9 @@ from service.api.problems import problem_responses
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import JobOf, SettingsOf, StoreOf
 from service.capture.attempt_files import land_left, remove_paths
-from service.errors import STORE_AWAY, removing, writing
+from service.errors import DiskFull, WriteFailed, removing, writing
 from service.store import Store, consumers
+from service.work.runner import attempt
 
 ConsumerName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 MAX_EXPIRES_S = 30 * 86_400
@@ -60,8 +61,12 @@ def acknowledge(
     job: JobOf, name: ConsumerName, body: Acknowledged, store: StoreOf, settings: SettingsOf
 ) -> None:
     """Register a consumer or record its progress; shards that all consumers have are removed."""
-    with writing("the files of a unit that is acknowledged"):
-        land_left(store, settings, job.id)  # its index stays, whether or not anybody opened its files
+    try:
+        with writing("the files of a unit that is acknowledged"):
+            land_left(store, settings, job.id)  # its index stays, whether or not anybody opened its files
+    except (WriteFailed, DiskFull):
+        store.write(consumers.heard, job.id, name, body.expires_s)
+        raise
     gone = store.write(consumers.acknowledge, job.id, name, body.after, body.expires_s)
     with removing():
         remove_paths(settings, job.id, gone)
@@ -77,8 +82,8 @@ def remove(job: JobOf, name: ConsumerName, store: StoreOf, settings: SettingsOf)
 
 @asynccontextmanager
 async def listening(store: Store) -> AsyncIterator[None]:
-    """Have the store know that consumers are heard, until this ends. Raises StoreUnavailable."""
-    await run_in_threadpool(store.write, consumers.listens, anew=True)
+    """Have the store know that consumers are heard, until this ends."""
+    await _listens(store)
     goes_on = asyncio.create_task(_go_on(store))
     try:
         yield
@@ -90,5 +95,9 @@ async def listening(store: Store) -> AsyncIterator[None]:
 async def _go_on(store: Store) -> None:
     while True:
         await asyncio.sleep(consumers.LISTENS_S)
-        with suppress(*STORE_AWAY):  # no consumer is heard either, and the store can tell
-            await run_in_threadpool(store.write, consumers.listens)
+        await _listens(store)
+
+
+async def _listens(store: Store) -> None:
+    with attempt("recording that consumers are heard"):  # until it can be, none is dropped
+        await run_in_threadpool(store.write, consumers.listens)

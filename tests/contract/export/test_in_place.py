@@ -250,6 +250,7 @@ def test_its_command_makes_the_drafter_that_it_makes_of_an_export(
 KEPT = """
 import json, os, sys, torch
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
+from service.errors import OptionRefused
 from service.trainers.speculators import train
 from benchmarks.loop.trainer_on_cpu import on_cpu
 from speculators.train.trainer import Trainer
@@ -265,25 +266,36 @@ def look(trainer):
 run, heads = Trainer.run_training, []
 Trainer.run_training = look
 on_cpu()
-for dataset, *options in json.loads(sys.argv[1]):
+*runs, last = json.loads(sys.argv[1])
+for dataset, *options in runs:
     train(dataset, options)
-torch.save(heads, sys.argv[2])
+try:
+    train(last[0], last[1:])
+except OptionRefused as refused:
+    torch.save((heads, refused.field), sys.argv[2])
 """
 
 
 def test_a_drafter_that_goes_on_with_other_rows_keeps_its_vocabulary(with_rejects, modelled, tmp_path):
-    """1. A training. 2. It goes on after a night's job. 3. Another continues from its drafter.
+    """1. A training. 2. It goes on after a night's job, 3. and once more, with the same options. 4. Another
+    continues from its drafter. 5. With another vocabulary it would not be the drafter's: it is refused.
 
     The head that the drafter learns from has the tokens of its own head, whatever the rows' counts are.
     """
     out, options = tmp_path / "out", [*ON_CPU, "--num-workers", "0"]
+    np.save(tmp_path / "t2d.npy", np.ones(7, np.bool_))
+    others = ["--d2t-path", str(out / "kept-d2t.npy"), "--t2d-path", str(tmp_path / "t2d.npy")]
     runs = [
         (str(with_rejects), *options, "--epochs", "1", "--save-path", str(out)),
         (str(modelled), *options, "--epochs", "2", "--save-path", str(out)),
+        (str(modelled), "--config", str(out / "run.yaml"), "--epochs", "3"),
         (str(modelled), *options, "--epochs", "1", "--from-pretrained", str(out / "0")),
+        (str(modelled), *options, "--from-pretrained", str(out / "0"), *others),
     ]
-    (kept_V, _), *_ = heads = loaded_by(KEPT, json.dumps(runs), result=tmp_path / "result.pt")
-    assert [torch.equal(t2d_V, kept_V) and same for t2d_V, same in heads] == [True] * 3
+    heads, refused = loaded_by(KEPT, json.dumps(runs), result=tmp_path / "result.pt")
+    (kept_V, _), *_ = heads
+    assert [torch.equal(t2d_V, kept_V) and same for t2d_V, same in heads] == [True] * 4
+    assert refused == "t2d_path"
     named = yaml.safe_load((out / "run.yaml").read_text())["train"]["draft"]
     assert np.load(named["t2d_path"]).tolist() == kept_V.tolist()
 

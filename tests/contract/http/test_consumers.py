@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from service.settings import Settings
 from service.store import Store, consumers, jobs
 from service.store.consumers import MAX_CONSUMERS
-from service.store.tables import CONSUMER, HOST
+from service.store.tables import CONSUMER
 from tests.support.api import complete, job_body, problem_of
 from tests.support.roles import sweep
 
@@ -80,14 +80,37 @@ def test_a_consumer_that_is_silent_for_longer_than_it_wanted_is_waited_for_no_lo
     api.put(f"{base}/there", json={"after": last})
     sweep(store, settings)
     assert left(settings, consumed) == 3
-    with store.writing() as tx:  # as an hour later; the service has been there all the time
-        for table, names in ((CONSUMER, ("seen_at", "expires_at")), (HOST, ("there_since",))):
-            row = tx.connection.execute(select(table).where(table.c.name.in_(("gone", "service")))).one()
-            earlier = {name: getattr(row, name) - timedelta(hours=1) for name in names}
-            tx.connection.execute(update(table).where(table.c.name == row.name).values(earlier))
+    an_hour_later(store, "gone")
     sweep(store, settings)
     assert left(settings, consumed) == 0
     assert [one["name"] for one in api.get(base).json()["consumers"]] == ["there"]
+
+
+def test_a_consumer_is_heard_whose_units_cannot_be_moved_into_place(
+    api: httpx2.Client, consumed: str, settings: Settings, store: Store
+):
+    """A file of a unit that a crash left unmoved cannot be: what is acknowledged is refused until then."""
+    base, last = f"/jobs/{consumed}/consumers", api.get(f"/jobs/{consumed}/units").json()["next_after"]
+    api.put(f"{base}/slow", json={"expires_s": 60})
+    api.put(f"{base}/there", json={"after": last})
+    (settings.work_root / consumed / "attempts" / "00000-1").mkdir(parents=True)
+    next((settings.dataset_dir(consumed) / "data" / consumed).glob("*.parquet")).unlink()
+    an_hour_later(store, "slow")
+    problem_of(api.put(f"{base}/slow", json={"expires_s": 60}), 503)
+    store.write(consumers.expire, consumed)
+    assert [one["name"] for one in api.get(base).json()["consumers"]] == ["slow", "there"]
+
+
+def an_hour_later(store: Store, consumer: str) -> None:
+    """Let it be an hour since a consumer was heard; the service has been there all the time."""
+    mine = CONSUMER.c.name == consumer
+    with store.writing() as tx:
+        spoke = tx.connection.execute(
+            select(CONSUMER).where(mine).order_by(CONSUMER.c.seen_at.desc())
+        ).first()
+        assert spoke is not None
+        earlier = {"expires_at": spoke.expires_at - timedelta(hours=1)}
+        tx.connection.execute(update(CONSUMER).where(mine, CONSUMER.c.job_id == spoke.job_id).values(earlier))
 
 
 def test_what_cannot_be_acknowledged_is_refused_by_field(api: httpx2.Client, consumed: str, model: Path):

@@ -6,6 +6,7 @@ from sqlalchemy import update
 from schemas.keys import NewKey, Scope
 from service.errors import QuotaExceeded
 from service.store import HOME, Store, commits, consumers, hosts, jobs, keys, workers
+from service.store.clock import set_right
 from service.store.tables import JOB
 from tests.support.store_cases import Clock, commit, job_id, lease_unit, start_units
 
@@ -32,61 +33,98 @@ def test_what_every_consumer_has_counts_in_no_max_bytes(store: Store) -> None:
 def test_a_consumer_that_could_not_be_heard_is_waited_for_as_long_again(store: Store, clock: Clock) -> None:
     """1. Nobody heard either for a while. 2. One is back at once. 3. The other had its time, and is gone."""
     last = start_consumed(store)
+    store.write(consumers.listens)
     for name in ("one", "other"):
         store.write(consumers.acknowledge, job_id(1), name, -1, 3600)
     clock.advance(4000)
     store.write(consumers.expire, job_id(1))
     assert store.write(consumers.acknowledge, job_id(1), "one", last, 3600) == []
-    for _ in range(3600 // 20):
-        store.write(consumers.listens)
-        store.write(consumers.expire, job_id(1))
-        clock.advance(20)
-    assert len(store.read(consumers.of_job, job_id(1)).consumers) == 2
-    store.write(consumers.listens)
+    listen(store, clock, 3590)
+    store.write(consumers.expire, job_id(1))
+    assert len(named(store)) == 2
+    listen(store, clock, 20)
     assert len(store.write(consumers.acknowledge, job_id(1), "one", last, 3600)) == 1
 
 
 def test_a_consumer_is_silent_while_the_service_is_there_whatever_worker_is(
     store: Store, clock: Clock
 ) -> None:
-    """1. A service alone. 2. A worker of the night finds that a consumer is gone."""
+    """1. A service alone, started again now and then. 2. A worker of the night finds a consumer gone."""
     store.write(hosts.register, "home", "machine", is_home=True)
     start_consumed(store)
-    store.write(consumers.listens, anew=True)
+    store.write(consumers.listens)
     store.write(consumers.acknowledge, job_id(1), "gone", -1, 3600)
-    for _ in range(3600 // 20):
-        clock.advance(20)
+    for _ in range(12):
+        listen(store, clock, 300)
+        clock.advance(5)
         store.write(consumers.listens)
     store.write(workers.seen, HOME)
     store.write(consumers.expire, job_id(1))
-    assert store.read(consumers.of_job, job_id(1)).consumers == ()
+    assert named(store) == []
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("away_s", [30, 60, 3600])
 def test_no_consumer_is_dropped_for_silence_while_there_was_no_service(
-    store: Store, clock: Clock, restarts: bool
+    store: Store, clock: Clock, away_s: int
 ) -> None:
-    """A worker was there all the time; the service was away for 50 s, or for longer than is waited."""
+    """1. The service is killed; a worker sweeps. 2. It is back. 3. The consumer has what was left."""
     store.write(hosts.register, "home", "machine", is_home=True)
     start_consumed(store)
-    store.write(consumers.listens, anew=True)
+    store.write(consumers.listens)
     store.write(consumers.acknowledge, job_id(1), "there", -1, 60)
-    for _ in range(5 if restarts else 20):
+    listen(store, clock, 30)
+    for _ in range(away_s // 10):
         clock.advance(10)
         store.write(workers.seen, HOME)
-    store.write(consumers.listens, anew=restarts)
-    for _ in range(6):
         store.write(consumers.expire, job_id(1))
-        assert len(store.read(consumers.of_job, job_id(1)).consumers) == 1
-        clock.advance(10)
-        store.write(consumers.listens)
+    store.write(consumers.listens)
+    listen(store, clock, 20)
     store.write(consumers.expire, job_id(1))
-    assert store.read(consumers.of_job, job_id(1)).consumers == ()
+    assert named(store) == ["there"]
+    listen(store, clock, 10)
+    store.write(consumers.expire, job_id(1))
+    assert named(store) == []
+
+
+@pytest.mark.parametrize("by_s", [86_400 * 365, -600])
+def test_a_clock_that_is_set_leaves_a_consumer_the_time_that_it_had(
+    store: Store, clock: Clock, by_s: int
+) -> None:
+    """1. The clock jumps. 2. One consumer speaks, another one does not. 3. The clock is set right."""
+    start_consumed(store)
+    store.write(consumers.listens)
+    for name in ("quiet", "there"):
+        store.write(consumers.acknowledge, job_id(1), name, -1, 60)
+    clock.advance(by_s)
+    listen(store, clock, 30)
+    store.write(consumers.acknowledge, job_id(1), "there", -1, 60)
+    clock.advance(-by_s)
+    store.write(set_right, 60.0, 60.0)
+    store.write(consumers.listens)
+    store.write(consumers.expire, job_id(1))
+    assert named(store) == ["quiet", "there"]
+    listen(store, clock, 40)
+    store.write(consumers.expire, job_id(1))
+    assert named(store) == ["there"]
+    listen(store, clock, 20)
+    store.write(consumers.expire, job_id(1))
+    assert named(store) == []
+
+
+def test_a_consumer_of_before_the_service_said_that_it_listens_has_its_time(
+    store: Store, clock: Clock
+) -> None:
+    start_consumed(store)
+    store.write(consumers.acknowledge, job_id(1), "there", -1, 60)
+    clock.advance(10_000)
+    store.write(consumers.listens)
+    store.write(consumers.expire, job_id(1))
+    assert named(store) == ["there"]
 
 
 def test_the_service_is_none_of_the_hosts(store: Store, clock: Clock) -> None:
     store.write(hosts.register, "home", "machine", is_home=True)
-    store.write(consumers.listens, anew=True)
+    store.write(consumers.listens)
     clock.advance(100_000)
     for _ in range(100):
         clock.advance(20)
@@ -103,3 +141,14 @@ def start_consumed(store: Store) -> int:
         tx.connection.execute(update(JOB).values(keeps_local=False))
     commit(store, lease_unit(store))
     return store.read(commits.readable, job_id(1), after=-1, limit=1).next_after
+
+
+def named(store: Store) -> list[str]:
+    return [one.name for one in store.read(consumers.of_job, job_id(1)).consumers]
+
+
+def listen(store: Store, clock: Clock, seconds: int) -> None:
+    """Let the service listen for a while."""
+    for _ in range(seconds // 10):
+        clock.advance(10)
+        store.write(consumers.listens)
