@@ -26,7 +26,7 @@ def test_the_demo_ends_with_a_row() -> None:
     assert re.search(r"layer_8 .* mean norm [0-9.]+", said)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.engine
 def test_nights_pass_and_their_rows_are_on_the_hub() -> None:
     """1. A night that is run now and one at its minute. 2. A reader has the rows of both, each once."""

@@ -32,7 +32,7 @@ MODEL: dict[str, Any] = {"engine": "tests.support.model_engine:ModelEngine"}
 VLLM: dict[str, Any] = {"engine": Settings().engine, "engine_options": OPTIONS, "cpu_kv_cache_gib": 1}
 ENGINES = [
     pytest.param(MODEL, marks=pytest.mark.slow, id="model"),
-    pytest.param(VLLM, marks=pytest.mark.engine, id="vllm"),
+    pytest.param(VLLM, marks=[pytest.mark.engine, pytest.mark.long], id="vllm"),
 ]
 TOLERANCE = 1e-3
 """Of float32 through eight layers; another seed's states are more than 0.5 off."""
@@ -113,11 +113,6 @@ def test_a_key_of_a_deleted_job_never_gives_its_engine_or_rows_to_another(node: 
         assert max(node.errors(job_id, weights).values()) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "node",
-    [ENGINES[0], pytest.param(VLLM, marks=[pytest.mark.engine, pytest.mark.long], id="vllm")],
-    indirect=True,
-)
 def test_a_checkpoint_that_is_overwritten_in_place_is_another_model(node: Node, tmp_path: Path) -> None:
     """Nights over one folder, whose weights are replaced between them and put back in the end.
 

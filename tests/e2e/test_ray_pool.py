@@ -192,6 +192,7 @@ def test_workers_of_other_settings_are_replaced(tmp_path: Path, models: Path, ur
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_a_job_on_the_real_engine_runs_on_a_node_of_the_cluster(
     tmp_path: Path, models: Path, url: str, hub: FakeHub
 ) -> None:

@@ -90,7 +90,7 @@ def cluster(tmp_path: Path, postgres: Postgres) -> Iterator[Callable[..., Cluste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", ["start", "step"])
+@pytest.mark.parametrize("dies", [pytest.param("start", marks=pytest.mark.long), "step"])
 def test_a_sick_node_rests_and_every_row_is_captured_once(
     cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
@@ -113,7 +113,8 @@ def test_a_sick_node_rests_and_every_row_is_captured_once(
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("dies", [pytest.param("start", marks=pytest.mark.long), "step"])
+@pytest.mark.long
+@pytest.mark.parametrize("dies", ["start", "step"])
 def test_on_vllm_a_sick_node_blocks_its_job_alone_and_fails_nobodys(
     cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:

@@ -22,6 +22,7 @@ ASKED = {name for query in dashboard_queries().values() for name in names_in(que
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_eagle_is_fed_what_its_view_shows(tmp_path, qwen2):
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_mtp_is_fed_what_its_view_shows(tmp_path, glm4_moe):
     served = ask(tmp_path / "served", glm4_moe.target, {"method": "mtp"})
     assert (served.proposer, served.drafter) == ("EagleProposer", "Glm4MoeMTP")

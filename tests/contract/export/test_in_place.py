@@ -221,7 +221,7 @@ def trained(folder: Path, *words: str, ranks: int) -> Path:
     return out / "1"
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, "1"), (2, "0")])
+@pytest.mark.parametrize(("ranks", "workers"), [pytest.param(1, "1", marks=pytest.mark.long), (2, "0")])
 def test_its_command_makes_the_drafter_that_it_makes_of_an_export(
     with_rejects, real, tmp_path, ranks, workers
 ):

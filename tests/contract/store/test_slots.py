@@ -1,4 +1,4 @@
-"""A thousand slots, three services that look for them, and kills: each slot becomes one job."""
+"""Hundreds of slots, three services that look for them, and kills: each slot becomes one job."""
 
 import random
 import subprocess
@@ -22,7 +22,7 @@ from tests.support.store_cases import CLOCK, Clock
 ROOT = Path(__file__).parents[3]
 START = datetime.fromtimestamp(1_800_000_000, UTC)
 NAMES = {f"schedule-{number}": f"*/{number} * * * *" for number in (2, 3, 4, 5, 6, 7, 10, 15, 20, 30)}
-HOURS = 10
+HOURS = 3
 SERVICES, KILL_EVERY = 3, 30
 """Simulated minutes between two kills."""
 
@@ -57,7 +57,7 @@ def start(url: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.crash
-def test_each_of_a_thousand_slots_becomes_one_job_whoever_is_killed(
+def test_each_of_hundreds_of_slots_becomes_one_job_whoever_is_killed(
     store: Store, url: str, clock: Clock
 ) -> None:
     """Time goes on by a minute when every slot before it was decided on; now and then a service is killed."""
@@ -70,7 +70,7 @@ def test_each_of_a_thousand_slots_becomes_one_job_whoever_is_killed(
     expected = {
         name: [slot for slot in view.first_slots(START, 400) if slot <= end] for name, view in rules.items()
     }
-    assert sum(map(len, expected.values())) > 1000
+    assert sum(map(len, expected.values())) > 300
     chance = random.Random(7)
     with services(url) as running:
         for minute in range(60 * HOURS):

@@ -41,7 +41,7 @@ from service.store import (
 )
 from tests.support.store_cases import IDENTITY, PROBLEM, ROOMY, a_request, job_id, made, planned, reject
 
-SECONDS = int(os.environ.get("STRESS_SECONDS", "60"))
+SECONDS = int(os.environ.get("STRESS_SECONDS", "20"))
 FASTER = 60
 """Minutes pass in seconds, so that slots come and leases run out."""
 CLOCKS = {
