@@ -43,9 +43,17 @@ def listens(tx: Transaction) -> None:
     tx.connection.execute(new.on_conflict_do_update(index_elements=["number"], set_=values))
 
 
+def _listens_now(tx: Transaction) -> None:
+    """Do as `listens` if it is due: what a consumer says now is not to be moved by a gap that is over."""
+    before = tx.connection.scalar(select(HOST.c.seen_at).where(HOST.c.number == SERVICE))
+    if before is not None and not timedelta() <= tx.now - before <= timedelta(seconds=LATE_S):
+        listens(tx)
+
+
 def heard(tx: Transaction, job_id: str, name: str, expires_s: int | None) -> None:
     """Record a sign of life of a consumer, if it is known."""
     check_write(tx)
+    _listens_now(tx)
     mine = update(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.name == name)
     tx.connection.execute(mine.values(_told(tx, expires_s)))
 
@@ -66,6 +74,8 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
     if after > (-1 if last is None else last):
         cure = "give `next_after` of the last page of units whose rows were all taken"
         raise RequestError(f"no unit has the place {after} yet", field="after", cure=cure)
+    _listens_now(tx)
+    _lock_all(tx, job_id)
     _forget(tx, job_id, [other for other in _silent(tx, job_id) if other != name])
     mine = CONSUMER.c.job_id == job_id, CONSUMER.c.name == name
     before = tx.connection.scalar(select(CONSUMER.c.place).where(*mine))
@@ -111,6 +121,7 @@ def expire(tx: Transaction, job_id: str) -> None:
     """Forget a job's consumers that have been silent for longer than their `expires_s`. Raises NotFound."""
     if _silent(tx, job_id):
         job = lock_job(tx, job_id)
+        _lock_all(tx, job_id)
         _forget(tx, job_id, _silent(tx, job_id))  # one of them may have spoken meanwhile
         _let_go(tx, job)
 
@@ -125,6 +136,12 @@ def _told(tx: Transaction, expires_s: int | None) -> dict[str, datetime | None]:
     """Return the times of a consumer that is heard now."""
     expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
     return {"seen_at": tx.now, "expires_at": expires_at}
+
+
+def _lock_all(tx: Transaction, job_id: str) -> None:
+    """Lock a job's consumers in order, as `listens` does: the two could deadlock otherwise."""
+    of_job = select(CONSUMER.c.name).where(CONSUMER.c.job_id == job_id)
+    tx.connection.execute(of_job.order_by(CONSUMER.c.name).with_for_update())
 
 
 def _silent(tx: Transaction, job_id: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 On SQLite a write transaction holds the database's one write lock from its start. On PostgreSQL it first locks
 one job's row (`transitions.lock_job`), or several in the order of their numbers, and rows of `task`, `past`,
-`worker` (in the order of their owners), `sickness` and `host` last, so that transactions cannot deadlock.
+`worker` (in the order of their owners), `sickness`, `host` and `consumer` (in the order of jobs and names)
+last, so that transactions cannot deadlock.
 """
 
 import sqlite3

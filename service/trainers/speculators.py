@@ -268,7 +268,7 @@ def _kept_vocabulary(settled: Namespace, folder: Path) -> list[str]:
     last = None if settled.no_resume_from_checkpoint else BaseCheckpointer(settled.save_path).prev_path
     drafter = last or settled.from_pretrained
     given = {"d2t": settled.d2t_path, "t2d": settled.t2d_path}
-    no_maps = settled.draft_vocab_size is None and None in given.values()
+    no_maps = settled.draft_vocab_size is None and not all(given.values())
     if not drafter or is_config_only_dir(drafter) or no_maps:
         return []
     try:
@@ -276,7 +276,7 @@ def _kept_vocabulary(settled: Namespace, folder: Path) -> list[str]:
     except ValueError:  # it drafts from the whole vocabulary
         return []
     for name, path in given.items():
-        if path is not None and not np.array_equal(np.load(path), maps[name].numpy()):
+        if path and name in maps and not np.array_equal(np.load(path), maps[name].numpy()):
             detail, cure = f"{path} is not the map of {drafter}", "leave --d2t-path and --t2d-path out"
             raise OptionRefused(
                 detail, field=f"{name}_path", cure=f"{cure}, also of a file that --config names"

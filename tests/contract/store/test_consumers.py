@@ -111,6 +111,28 @@ def test_a_clock_that_is_set_leaves_a_consumer_the_time_that_it_had(
     assert named(store) == []
 
 
+@pytest.mark.parametrize("by_s", [-600, -70, 86_400])
+def test_a_consumer_that_speaks_first_after_the_clock_was_set_is_heard(
+    store: Store, clock: Clock, by_s: int
+) -> None:
+    """1. The clock is set. 2. A consumer speaks before the service says that it listens. 3. Another does."""
+    last = start_consumed(store)
+    store.write(consumers.listens)
+    for name in ("first", "second"):
+        store.write(consumers.acknowledge, job_id(1), name, -1, 60)
+    listen(store, clock, 30)
+    clock.advance(by_s)
+    for name, place in (("first", -1), ("second", last)):
+        assert store.write(consumers.acknowledge, job_id(1), name, place, 60) == []
+    store.write(consumers.heard, job_id(1), "first", 60)
+    listen(store, clock, 50)
+    store.write(consumers.expire, job_id(1))
+    assert named(store) == ["first", "second"]
+    listen(store, clock, 10)
+    store.write(consumers.expire, job_id(1))
+    assert named(store) == []
+
+
 def test_a_consumer_of_before_the_service_said_that_it_listens_has_its_time(
     store: Store, clock: Clock
 ) -> None:
