@@ -39,7 +39,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Test processes: three for two cores (tests/conftest.py); tests of one file share what they set up.
+# Test processes: four for two cores (tests/conftest.py); tests of one file share what they set up.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
 SLOW := slow or outside or (engine and not short)
 

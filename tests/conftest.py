@@ -28,7 +28,7 @@ settle_vector_math()
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many test processes run: more than cores, since tests wait as long as they compute."""
-    return max(3 * len(os.sched_getaffinity(0)) // 2, 1)
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

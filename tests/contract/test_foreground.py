@@ -181,7 +181,7 @@ def test_a_request_that_cannot_run_leaves_no_trace(folder: Path, tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT])
 def test_a_stopped_run_says_by_which_signal_and_goes_on_when_run_again(
     folder: Path, tmp_path: Path, number: signal.Signals
 ):

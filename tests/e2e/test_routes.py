@@ -56,13 +56,14 @@ def assert_the_models(rows: dict[str, StoredRow], target: Path, about: str) -> N
     assert {k: error for k, error in worst.items() if not error <= TOLERANCE} == {}
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("architecture", "kind", "model_class"),
     [
         ("MixtralForCausalLM", "plugin", "MixtralForCausalLM"),
-        pytest.param("Gemma3ForCausalLM", "plugin", "Gemma3ForCausalLM", marks=pytest.mark.long),
-        pytest.param("Cohere2ForCausalLM", "transformers", "TransformersForCausalLM", marks=pytest.mark.long),
+        ("Gemma3ForCausalLM", "plugin", "Gemma3ForCausalLM"),
+        ("Cohere2ForCausalLM", "transformers", "TransformersForCausalLM"),
     ],
 )
 def test_a_class_without_states_is_helped_out_of_it(tmp_path, architecture, kind, model_class):

@@ -27,7 +27,7 @@ from tests.support.fake_hub import FakeHub
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5"))
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
 PASSING = frozenset({503, 507})
 """They say when to come again."""

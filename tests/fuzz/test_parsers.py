@@ -20,7 +20,7 @@ from service.plan.model_config import read_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "10")) * 20
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5")) * 20
 CONFIG_KEYS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"),
     *("rope_scaling", "rope_parameters", "dtype", "text_config", "architectures", "model_type"),
