@@ -44,6 +44,8 @@ ONE_EPOCH = {"epochs": ["1"], "checkpoint_freq": ["0.05"]}
 """Defaults of live training. Frequent checkpoints, because only checkpointed rows may be removed from the
 service's disk, which may be small.
 """
+_IDS = "quarry-ids-"
+"""How the name of a temporary folder of ids begins, which is removed in the end."""
 _NOTES = "Token ids and masks for `quarry train speculators`, which reads the states in their dataset.\n"
 
 
@@ -165,7 +167,7 @@ def train(
     # torchrun sends SIGTERM to the other ranks if one fails: exit normally, so that the temporary folder is
     # removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with TemporaryDirectory(prefix="quarry-ids-") as folder:
+    with TemporaryDirectory(prefix=_IDS) as folder:
         with refusing_datasets():
             rows = QuarryDataset(dataset, jobs=jobs or None, revision=revision)
             defaults = _defaults(rows) | {"data_path": [folder]} | (ONE_EPOCH if live else {})
@@ -216,10 +218,14 @@ def _given(arguments: Sequence[str]) -> set[str]:
 
 
 def _keys(document: object) -> Iterator[str]:
-    """Yield the keys of a document at every depth: arguments are grouped, and their names unique."""
+    """Yield the keys of a document at every depth: arguments are grouped, and their names unique.
+
+    One of a run's own `run.yaml` that names its temporary folder is left out.
+    """
     if isinstance(document, dict):
         for key, value in document.items():
-            yield str(key)
+            if key != "data_path" or not Path(str(value)).name.startswith(_IDS):
+                yield str(key)
             yield from _keys(value)
 
 

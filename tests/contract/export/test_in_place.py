@@ -296,8 +296,9 @@ def test_a_drafter_that_goes_on_with_other_rows_keeps_its_vocabulary(with_reject
     (kept_V, _), *_ = heads
     assert [torch.equal(t2d_V, kept_V) and same for t2d_V, same in heads] == [True] * 4
     assert refused == "t2d_path"
-    named = yaml.safe_load((out / "run.yaml").read_text())["train"]["draft"]
-    assert np.load(named["t2d_path"]).tolist() == kept_V.tolist()
+    named = yaml.safe_load((out / "run.yaml").read_text())["train"]
+    assert np.load(named["draft"]["t2d_path"]).tolist() == kept_V.tolist()
+    assert not Path(named["data"]["data_path"]).exists()
 
 
 def test_ranks_with_other_jobs_are_refused(with_rejects, modelled, tmp_path):
