@@ -56,7 +56,7 @@ def list_consumers(job: JobOf, store: StoreOf) -> ConsumerPage:
     return store.read(consumers.of_job, job.id)
 
 
-@router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 500, 507))
+@router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 503, 507))
 def acknowledge(
     job: JobOf, name: ConsumerName, body: Acknowledged, store: StoreOf, settings: SettingsOf
 ) -> None:
@@ -72,7 +72,7 @@ def acknowledge(
         remove_paths(settings, job.id, gone)
 
 
-@router.delete("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(500))
+@router.delete("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(503))
 def remove(job: JobOf, name: ConsumerName, store: StoreOf, settings: SettingsOf) -> None:
     """Remove a consumer; shards that all others have are removed."""
     gone = store.write(consumers.remove, job.id, name)

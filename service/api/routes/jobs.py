@@ -124,7 +124,7 @@ def change_job(job: JobOf, store: StoreOf, asks: CallerOf, change: PriorityChang
     return store.write(jobs.set_priority, job.id, change.priority).view()
 
 
-@changing.delete("/{job_id}", status_code=204, responses=problem_responses(404, 409, 422, 500))
+@changing.delete("/{job_id}", status_code=204, responses=problem_responses(404, 409, 422, 503))
 def delete(
     job: JobOf,
     store: StoreOf,
