@@ -32,8 +32,8 @@ def listens(tx: Transaction) -> None:
     tx.forget_time()
     if before is None:  # it was there when any of them was heard last
         before = tx.connection.scalar(select(func.max(CONSUMER.c.seen_at)))
-    unheard = timedelta() if before is None else tx.now - before
-    if not timedelta() <= unheard <= timedelta(seconds=LATE_S):
+    if before is not None and not _goes_on(tx, before):
+        unheard = tx.now - before
         expiring = select(CONSUMER).where(CONSUMER.c.expires_at.is_not(None)).with_for_update()
         for one in tx.connection.execute(expiring.order_by(*CONSUMER.primary_key)).all():
             mine = update(CONSUMER).where(CONSUMER.c.job_id == one.job_id, CONSUMER.c.name == one.name)
@@ -46,8 +46,13 @@ def listens(tx: Transaction) -> None:
 def _listens_now(tx: Transaction) -> None:
     """Do as `listens` if it is due: what a consumer says now is not to be moved by a gap that is over."""
     before = tx.connection.scalar(select(HOST.c.seen_at).where(HOST.c.number == SERVICE))
-    if before is not None and not timedelta() <= tx.now - before <= timedelta(seconds=LATE_S):
+    if before is not None and not _goes_on(tx, before):
         listens(tx)
+
+
+def _goes_on(tx: Transaction, before: datetime) -> bool:
+    """Return whether the service that listened at `before` has done so until now, by a clock that ran on."""
+    return timedelta() <= tx.now - before <= timedelta(seconds=LATE_S)
 
 
 def heard(tx: Transaction, job_id: str, name: str, expires_s: int | None) -> None:
@@ -142,6 +147,7 @@ def _lock_all(tx: Transaction, job_id: str) -> None:
     """Lock a job's consumers in order, as `listens` does: the two could deadlock otherwise."""
     of_job = select(CONSUMER.c.name).where(CONSUMER.c.job_id == job_id)
     tx.connection.execute(of_job.order_by(CONSUMER.c.name).with_for_update())
+    tx.forget_time()
 
 
 def _silent(tx: Transaction, job_id: str) -> list[str]:

@@ -19,7 +19,9 @@ from schemas.source import SourceKind
 HOME = 0
 """The number of the host of the data folder, where jobs are planned and finished."""
 SERVICE = -2
-"""The number of the service among hosts, though it is no folder: it was seen when it last heard consumers."""
+"""The number of the service among hosts, though it is no folder: it was seen when it last heard consumers.
+-1 is `hosts.NOWHERE`.
+"""
 
 
 class TaskKind(StrEnum):

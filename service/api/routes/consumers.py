@@ -64,7 +64,7 @@ def acknowledge(
     try:
         with writing("the files of a unit that is acknowledged"):
             land_left(store, settings, job.id)  # its index stays, whether or not anybody opened its files
-    except (WriteFailed, DiskFull):
+    except (WriteFailed, DiskFull):  # not its fault: it is there, and must not be dropped for silence
         store.write(consumers.heard, job.id, name, body.expires_s)
         raise
     gone = store.write(consumers.acknowledge, job.id, name, body.after, body.expires_s)

@@ -80,7 +80,7 @@ def test_a_consumer_that_is_silent_for_longer_than_it_wanted_is_waited_for_no_lo
     api.put(f"{base}/there", json={"after": last})
     sweep(store, settings)
     assert left(settings, consumed) == 3
-    an_hour_later(store, "gone")
+    an_hour_later(store, consumed, "gone")
     sweep(store, settings)
     assert left(settings, consumed) == 0
     assert [one["name"] for one in api.get(base).json()["consumers"]] == ["there"]
@@ -95,22 +95,21 @@ def test_a_consumer_is_heard_whose_units_cannot_be_moved_into_place(
     api.put(f"{base}/there", json={"after": last})
     (settings.work_root / consumed / "attempts" / "00000-1").mkdir(parents=True)
     next((settings.dataset_dir(consumed) / "data" / consumed).glob("*.parquet")).unlink()
-    an_hour_later(store, "slow")
+    an_hour_later(store, consumed, "slow")
     problem_of(api.put(f"{base}/slow", json={"expires_s": 60}), 503)
     store.write(consumers.expire, consumed)
     assert [one["name"] for one in api.get(base).json()["consumers"]] == ["slow", "there"]
 
 
-def an_hour_later(store: Store, consumer: str) -> None:
+def an_hour_later(store: Store, job_id: str, consumer: str) -> None:
     """Let it be an hour since a consumer was heard; the service has been there all the time."""
-    mine = CONSUMER.c.name == consumer
+    mine = CONSUMER.c.job_id == job_id, CONSUMER.c.name == consumer
     with store.writing() as tx:
-        spoke = tx.connection.execute(
-            select(CONSUMER).where(mine).order_by(CONSUMER.c.seen_at.desc())
-        ).first()
-        assert spoke is not None
-        earlier = {"expires_at": spoke.expires_at - timedelta(hours=1)}
-        tx.connection.execute(update(CONSUMER).where(mine, CONSUMER.c.job_id == spoke.job_id).values(earlier))
+        expires_at = tx.connection.scalars(select(CONSUMER.c.expires_at).where(*mine)).one()
+        assert expires_at is not None
+        tx.connection.execute(
+            update(CONSUMER).where(*mine).values(expires_at=expires_at - timedelta(hours=1))
+        )
 
 
 def test_what_cannot_be_acknowledged_is_refused_by_field(api: httpx2.Client, consumed: str, model: Path):
