@@ -56,8 +56,9 @@ def _goes_on(tx: Transaction, before: datetime) -> bool:
 
 
 def heard(tx: Transaction, job_id: str, name: str, expires_s: int | None) -> None:
-    """Record a sign of life of a consumer, if it is known."""
-    check_write(tx)
+    """Record a sign of life of a consumer, if it is known. Raises NotFound."""
+    # PostgreSQL locks it anyway, after the consumers, where a row that refers to it is changed twice.
+    lock_job(tx, job_id)
     _listens_now(tx)
     mine = update(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.name == name)
     tx.connection.execute(mine.values(_told(tx, expires_s)))
@@ -101,6 +102,12 @@ def remove(tx: Transaction, job_id: str, name: str) -> list[str]:
     if not tx.connection.execute(mine).rowcount:
         raise NotFound(f"job {job_id} has no consumer {name!r}", field="name")
     return _let_go(tx, job)
+
+
+def forget_all(tx: Transaction, job_id: str) -> None:
+    """Delete the consumers of a job that is locked."""
+    _lock_all(tx, job_id)
+    tx.connection.execute(delete(CONSUMER).where(CONSUMER.c.job_id == job_id))
 
 
 def of_job(tx: Transaction, job_id: str) -> ConsumerPage:

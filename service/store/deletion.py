@@ -7,11 +7,10 @@ from sqlalchemy import Select, Table, and_, delete, exists, or_, select, tuple_,
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
-from service.store import keys, tasks, totals, workers
+from service.store import consumers, keys, tasks, totals, workers
 from service.store.database import Store, Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import (
-    CONSUMER,
     EVENT,
     FINAL_NORM,
     JOB,
@@ -87,8 +86,9 @@ def forget(tx: Transaction, job_id: str) -> bool:
         if deleted == most:
             return True
         room -= deleted
-    for table in (TASK, FINAL_NORM, REQUEST, CONSUMER):
+    for table in (TASK, FINAL_NORM, REQUEST):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
+    consumers.forget_all(tx, job_id)
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
     totals.keep(tx, job.progress.model_dump(exclude={"plan_done"}))
     tx.connection.execute(delete(PAUSE).where(PAUSE.c.until <= tx.now))

@@ -18,6 +18,7 @@ from service.store import (
     Store,
     TaskState,
     clock as clocks,
+    consumers,
     deletion,
     hosts,
     jobs,
@@ -30,7 +31,7 @@ from service.store import (
     workers,
 )
 from service.store.schedule_tables import SCHEDULE
-from service.store.tables import HOST, JOB, SICKNESS, TASK, WORKER
+from service.store.tables import CONSUMER, HOST, JOB, SICKNESS, TASK, WORKER
 from tests.contract.store.test_workers import fall_sick
 from tests.support.store_cases import (
     IDENTITY,
@@ -157,6 +158,39 @@ def test_a_beat_that_removes_workers_that_are_gone_and_who_changes_their_sicknes
     beat, changed = partial(store.write, workers.beat, "d", TTL_S), partial(store.write, act, job_id(1))
     behind(database, select(SICKNESS).where(SICKNESS.c.owner == "b"), beat, changed)
     assert store.read(lambda tx: tx.connection.scalars(select(WORKER.c.owner)).all()) == ["d"]
+
+
+def test_a_job_that_is_deleted_and_a_service_that_hears_its_consumers_again_both_succeed(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. The last consumer is written first. 2. The job is deleted. 3. A gap of the service is over."""
+    start_units(store)
+    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
+    store.write(consumers.listens)
+    for name in ("c", "b", "a"):
+        store.write(consumers.acknowledge, job_id(1), name, -1, 3600)
+    store.write(lambda tx: tx.connection.exec_driver_sql("ANALYZE consumer"))  # so that all of it is read
+    store.write(jobs.cancel, job_id(1))
+    store.write(deletion.begin, job_id(1), with_dataset=False)
+    clock.advance(60)
+    forget = partial(store.write, deletion.forget, job_id(1))
+    second = select(CONSUMER).where(CONSUMER.c.name == "b")
+    assert behind(database, second, forget, partial(store.write, consumers.listens)) == [False, None]
+
+
+def test_a_consumer_that_is_heard_after_a_gap_and_one_that_acknowledges_both_succeed(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """1. One is heard without its units in place, and moves on all after the gap. 2. Another acknowledges."""
+    start_units(store)
+    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
+    store.write(consumers.listens)
+    for name in ("a", "b"):
+        store.write(consumers.acknowledge, job_id(1), name, -1, 3600)
+    clock.advance(60)
+    heard = partial(store.write, consumers.heard, job_id(1), "b", 3600)
+    acknowledge = partial(store.write, consumers.acknowledge, job_id(1), "a", -1, 3600)
+    assert behind(database, select(CONSUMER).where(CONSUMER.c.name == "a"), heard, acknowledge) == [None, []]
 
 
 def test_a_host_that_stores_its_last_unit_while_it_is_given_up_leaves_a_job_that_is_published(
