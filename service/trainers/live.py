@@ -32,7 +32,7 @@ from service.reader.follow import State
 from service.reader.row import About, Row
 from service.reader.served import LOOK_S, ServedJob
 from service.trainers.ahead import Ahead, Batch, any_rank, of_first_rank, refusing_jobs
-from service.trainers.checkpoints import STAGED, put_back, put_in_place
+from service.trainers.checkpoints import STAGED, put_in_place
 
 STATES_FILE = "quarry_rows.json"
 """In a checkpoint: the position of each rank."""
@@ -245,10 +245,6 @@ class LiveTrainer(Trainer):  # type: ignore[misc]  # of a package that mypy does
     train_loader: LiveLoader
 
     def __init__(self, model: Any, config: Any, *loaders: Any) -> None:  # noqa: ANN401 - theirs
-        if get_dp_rank() == 0:
-            put_back(Path(config.save_path))
-        if is_distributed():
-            dist.barrier()
         super().__init__(model, config, *loaders)
         if self.resume_from_checkpoint and self.checkpointer.previous_epoch != -1:
             self.train_loader.go_on(self.checkpointer.prev_path)

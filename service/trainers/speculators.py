@@ -21,6 +21,7 @@ import pyarrow as pa
 import torch
 import yaml
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
+from huggingface_hub.errors import EntryNotFoundError
 
 from schemas.dataset.entries import ShardEntry
 from schemas.names import is_local_model
@@ -37,6 +38,7 @@ from service.reader import QuarryDataset
 from service.reader.jobs import read_jobs
 from service.reader.places import Places
 from service.reader.rows import Rows
+from service.trainers.checkpoints import put_back
 
 BACKEND = "quarry"
 _LAYERS_OF_DRAFTER = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
@@ -154,9 +156,9 @@ def train(
     ids and masks. With `--data-path`, these are kept in that folder, and ranks share them.
 
     Raises SourceRefused (`dataset`, `job`, `live`), OptionRefused (`layers`, `algorithm`, `data_path`,
-    `d2t_path`, `t2d_path`, `live`, `epochs`, `max_steps`, `save_best`, `save_path`, `sp_size`),
-    IdentityChanged (`data_path`), HubUnavailable, and what training raises; SystemExit if speculators refuses
-    an argument.
+    `d2t_path`, `t2d_path`, `from_pretrained`, `live`, `epochs`, `max_steps`, `save_best`, `save_path`,
+    `sp_size`), IdentityChanged (`data_path`), HubUnavailable, and what training raises; SystemExit if
+    speculators refuses an argument.
     """
     from speculators.train.cli import main
     from speculators.train.config import TrainConfig
@@ -190,8 +192,11 @@ def train(
                 job.train_by(settled.max_steps)
             _write_ids(source, Path(settled.data_path))
         del rows, source  # the index is as large as the ids, which are mapped from now on
+        is_first = os.environ.get("RANK", "0") == "0"
+        if live is not None and is_first:
+            put_back(Path(settled.save_path))  # before anybody asks for the last checkpoint
         # The first rank's arguments are kept in `run.yaml`, for another run: so is what they name.
-        beside = settled.save_path if os.environ.get("RANK", "0") == "0" else folder
+        beside = settled.save_path if is_first else folder
         main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(beside).absolute())]))
 
 
@@ -266,35 +271,56 @@ def _kept_vocabulary(settled: Namespace, folder: Path) -> list[str]:
     """Write the vocabulary maps of the drafter that training continues from; return arguments that name them.
 
     speculators would make new ones from the counts of these rows, which the drafter's head does not follow.
-    Raises OptionRefused (`d2t_path`, `t2d_path`) if maps are given that are not the drafter's.
+    Raises OptionRefused: `d2t_path`, `t2d_path` if maps are given that are not the drafter's, `save_path`,
+    `from_pretrained` if its own cannot be read.
     """
     from speculators.train.checkpointer import BaseCheckpointer
-    from speculators.utils.loading import is_config_only_dir, load_model_layers
+    from speculators.utils.loading import is_config_only_dir
 
     last = None if settled.no_resume_from_checkpoint else BaseCheckpointer(settled.save_path).prev_path
     drafter = last or settled.from_pretrained
     given = {"d2t": settled.d2t_path, "t2d": settled.t2d_path}
-    no_maps = settled.draft_vocab_size is None and not all(given.values())
+    # Those of a checkpoint are always named: it may be loaded into `from_pretrained`, which has others.
+    no_maps = not last and settled.draft_vocab_size is None and not all(given.values())
     if not drafter or is_config_only_dir(drafter) or no_maps:
         return []
-    try:
-        maps = load_model_layers(["d2t", "t2d"], str(drafter))
-    except ValueError:  # it drafts from the whole vocabulary
-        return []
+    field = "save_path" if last else "from_pretrained"
+    maps = _maps_of(str(drafter), field)
     for name, path in given.items():
         if path and name in maps and not np.array_equal(np.load(path), maps[name].numpy()):
             detail, cure = f"{path} is not the map of {drafter}", "leave --d2t-path and --t2d-path out"
             raise OptionRefused(
                 detail, field=f"{name}_path", cure=f"{cure}, also of a file that --config names"
             )
-    if any(given.values()):
+    if any(given.values()) or not maps:
         return []
+    if len(maps) == 1:
+        cure = "give both of its maps with --d2t-path and --t2d-path"
+        raise OptionRefused(f"{drafter} holds no map but {', '.join(maps)}", field=field, cure=cure)
     words = []
     folder.mkdir(parents=True, exist_ok=True)
     for name, tensor in maps.items():
         np.save(path := folder / f"kept-{name}.npy", tensor.numpy())
         words += [f"--{name}-path", str(path)]
     return words
+
+
+def _maps_of(drafter: str, field: str) -> dict[str, torch.Tensor]:
+    """Return the vocabulary maps of a drafter; none if it drafts from the whole vocabulary.
+
+    Raises OptionRefused (`field`).
+    """
+    from speculators.utils.loading import load_model_layers
+
+    try:
+        maps: dict[str, torch.Tensor] = load_model_layers(["d2t", "t2d"], drafter)
+    except (ValueError, FileNotFoundError, EntryNotFoundError) as error:
+        if type(error) is ValueError:  # and not, say, of an index that is no JSON
+            return {}
+        detail = f"the vocabulary maps of {drafter} cannot be read: {error}"
+        cure = "give all of it, its weights in model.safetensors or in files that an index beside it lists"
+        raise OptionRefused(detail, field=field, cure=cure) from error
+    return maps
 
 
 def _write_ids(source: Source, out: Path) -> None:
