@@ -1,6 +1,7 @@
 """Writes checkpoints atomically."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.seal import fsync
@@ -26,7 +27,11 @@ def put_in_place(staged: Path, final: Path) -> None:
 
 
 def put_back(folder: Path) -> None:
-    """Restore the previous checkpoint if a process was killed while it was being replaced."""
-    if (folder / EARLIER).exists() and not (folder / "0").exists():
-        (folder / EARLIER).rename(folder / "0")
+    """Restore the previous checkpoint if a process was killed while it was being replaced.
+
+    Every rank calls it before training begins.
+    """
+    if not (folder / "0").exists():
+        with suppress(FileNotFoundError):  # there is none, or another rank was first
+            (folder / EARLIER).rename(folder / "0")
     shutil.rmtree(folder / STAGED, ignore_errors=True)

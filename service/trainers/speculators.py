@@ -192,11 +192,10 @@ def train(
                 job.train_by(settled.max_steps)
             _write_ids(source, Path(settled.data_path))
         del rows, source  # the index is as large as the ids, which are mapped from now on
-        is_first = os.environ.get("RANK", "0") == "0"
-        if live is not None and is_first:
-            put_back(Path(settled.save_path))  # before anybody asks for the last checkpoint
+        if live is not None:
+            put_back(Path(settled.save_path))  # before anything asks for the last checkpoint
         # The first rank's arguments are kept in `run.yaml`, for another run: so is what they name.
-        beside = settled.save_path if is_first else folder
+        beside = settled.save_path if os.environ.get("RANK", "0") == "0" else folder
         main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(beside).absolute())]))
 
 
