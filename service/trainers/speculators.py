@@ -41,6 +41,8 @@ from service.reader.rows import Rows
 from service.trainers.checkpoints import put_back
 
 BACKEND = "quarry"
+_FINAL_NORM = "model.norm.weight"
+"""As speculators looks for it in a target, also behind a prefix."""
 _LAYERS_OF_DRAFTER = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 ONE_EPOCH = {"epochs": ["1"], "checkpoint_freq": ["0.05"]}
 """Defaults of live training. Frequent checkpoints, because only checkpointed rows may be removed from the
@@ -157,8 +159,8 @@ def train(
 
     Raises SourceRefused (`dataset`, `job`, `live`), OptionRefused (`layers`, `algorithm`, `data_path`,
     `d2t_path`, `t2d_path`, `from_pretrained`, `live`, `epochs`, `max_steps`, `save_best`, `save_path`,
-    `sp_size`), IdentityChanged (`data_path`), HubUnavailable, and what training raises; SystemExit if
-    speculators refuses an argument.
+    `sp_size`, `verifier_name_or_path`), IdentityChanged (`data_path`), HubUnavailable, and what training
+    raises; SystemExit if speculators refuses an argument.
     """
     from speculators.train.cli import main
     from speculators.train.config import TrainConfig
@@ -184,6 +186,7 @@ def train(
             settled = Namespace(**TrainConfig.resolve(words).flatten())
             source = source_of(rows, _options(settled))
             make(source)  # refuses a drafter that this trainer would feed the wrong states
+            _refuse_another_target(source, settled.verifier_name_or_path)
             if live is not None:
                 from service.trainers.live import Live
 
@@ -197,6 +200,24 @@ def train(
         # The first rank's arguments are kept in `run.yaml`, for another run: so is what they name.
         beside = settled.save_path if os.environ.get("RANK", "0") == "0" else folder
         main(TrainConfig.resolve([*words, *_kept_vocabulary(settled, Path(beside).absolute())]))
+
+
+def _refuse_another_target(source: Source, verifier: str) -> None:
+    """Refuse a verifier whose final norm is not that of the dataset's target.
+
+    The drafter would learn from the head of another model. No more of the verifier is fetched than training
+    fetches. Raises OptionRefused (`verifier_name_or_path`).
+    """
+    from speculators.utils.loading import load_model_layers
+
+    try:
+        weight_H = load_model_layers([_FINAL_NORM], verifier)[_FINAL_NORM]
+    except (ValueError, FileNotFoundError, EntryNotFoundError):
+        return  # training says what the verifier lacks
+    own_H, dtype = source.rows.row(0).norm.weight_H, source.rows.about.dtype
+    if not torch.equal(weight_H.to(dtype), own_H.to(dtype)):
+        detail = f"{verifier} has another final norm than {source.identity.model}, the target of the dataset"
+        raise OptionRefused(detail, field="verifier_name_or_path", cure="name the dataset's own target")
 
 
 def _refuse_second_pass(settled: Namespace) -> None:

@@ -85,6 +85,13 @@ def compared(*cases: tuple[str, Path, list[str]], folder: Path) -> list[dict[str
     return every
 
 
+def unweighted(target: Path, folder: Path) -> str:
+    """Copy a target's config alone: made-up states are no model's."""
+    (folder / "config").mkdir()
+    shutil.copy(target / "config.json", folder / "config")
+    return str(folder / "config")
+
+
 CASES = {"eagle3": None, "dflash": (2, 5), "mtp": None}
 """Kinds of drafters, and the layers to give; all of them if null."""
 
@@ -104,7 +111,9 @@ def test_every_row_is_the_exports_bit_by_bit(dataset, target, tmp_path):
     large = tmp_path / "large"  # enough for its layers to be mapped as one tensor
     write_dataset(large, tmp_path / "scratch", Shape(2, shortest=256, longest=300, hidden_size=2048))
     export(str(large), tmp_path / "exported", wanted("speculators"))
-    cases.append((str(large), tmp_path / "exported", ["--verifier-name-or-path", str(target)]))
+    cases.append(
+        (str(large), tmp_path / "exported", ["--verifier-name-or-path", unweighted(target, tmp_path)])
+    )
     every = compared(*cases, folder=tmp_path)
     assert [found["config"] for found in every[:5]] == [
         config | {"target_layer_ids": ids} for ids in ([2, 4, 5], [5, 2], *[[2, 4, 5]] * 3)
@@ -153,7 +162,7 @@ def test_layers_are_held_against_their_checksums_where_that_is_asked_for(target,
     write_dataset(tmp_path / "large", tmp_path, Shape(2, shortest=256, longest=300, hidden_size=2048))
     shard = min((tmp_path / "large").glob("data/*/*.parquet"))
     flip_bit(shard, page(shard, 0, f"layer_{LAYER_IDS[0]}")[1] - 2)
-    words = [str(tmp_path / "large"), "--verifier-name-or-path", str(target)]
+    words = [str(tmp_path / "large"), "--verifier-name-or-path", unweighted(target, tmp_path)]
     result = tmp_path / "result.pt"
     [(number, fault)] = loaded_by(READ, "--check", *words, result=result)
     assert number == 0 and f"{shard.name}: row 0: layer {LAYER_IDS[0]}: its bytes have" in fault
