@@ -41,7 +41,7 @@ lint: install
 
 # Test processes: four for two cores (tests/conftest.py); tests of one file share what they set up.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
-SLOW := slow or outside or (engine and not short)
+SLOW := slow or postgresql or outside or (engine and not short)
 
 # What is run at every step: 25 minutes on two slow cores.
 test: lint

@@ -22,6 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 IN_CORE = "VLLM_ENABLE_V1_MULTIPROCESSING"
 os.environ.setdefault(IN_CORE, "0")
 
+LONGEST = frozenset({"e2e", "drill"})
+"""The folders of the longest files. Within them, and behind them, orders are random."""
+
 # The models in transformers that captures are held against run in the tests' own process.
 settle_vector_math()
 
@@ -32,8 +35,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, of which none is then left alone at the end; orders are random within."""
-    items.sort(key=lambda item: "e2e" not in item.path.parts)
+    """Mark what uses PostgreSQL. Begin with the longest files: none is then left alone at the end."""
+    for item in items:
+        if uses_postgresql(item):
+            item.add_marker("postgresql")
+    items.sort(key=lambda item: LONGEST.isdisjoint(item.path.parts))
+
+
+def uses_postgresql(item: pytest.Item) -> bool:
+    params = getattr(item, "callspec", None)
+    names = getattr(item, "fixturenames", ())
+    return "postgres" in names or (params is not None and "postgresql" in params.params.values())
 
 
 @pytest.fixture

@@ -230,6 +230,7 @@ def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_says_all_of_this_machine_and_its_code_is_that_of_the_worst(
     tmp_path: Path, target: Path
 ) -> None:
@@ -254,6 +255,7 @@ def test_the_command_says_all_of_this_machine_and_its_code_is_that_of_the_worst(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_what_is_bad_ends_it_with_1_and_no_secret_is_printed(tmp_path: Path) -> None:
     """1. No database answers. 2. No Hub does."""
     with socket.socket() as closed:

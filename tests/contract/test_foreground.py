@@ -136,6 +136,7 @@ def manifest_of(out: Path) -> Manifest:
     return Manifest.model_validate_json(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_run_leaves_exactly_the_dataset(complete: Path):
     manifest = manifest_of(complete)
     named = {entry.path for entry in (*manifest.shards, *manifest.indexes, *manifest.extras)}

@@ -148,6 +148,7 @@ def endless_gzip(path: Path) -> None:
             file.write(b"\n" * 2**20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "write"), [("bomb.parquet", bomb), ("blank.jsonl.gz", endless_gzip)])
 def test_a_source_that_takes_too_much_fails_its_job(
     shop: Shop, name: str, write: Callable[[Path], None]
@@ -227,6 +228,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_a_planner_process_that_is_told_to_end_gives_a_frozen_plan_back(shop: Shop) -> None:
     settings = shop.settings.model_copy(update={"plan_row_cpu_s": 600.0, "poll_s": 0.05})
     store = Store(settings.database())
@@ -307,6 +309,7 @@ def packed_row(suffix: str) -> bytes:
     return b"".join((*pieces, packer.compress(b'"}\n'), packer.flush()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["gz", "xz"])
 def test_a_compressed_file_of_the_hub_that_holds_a_row_of_a_gigabyte_ends_its_plan_within_the_bound(
     shop: Shop, suffix: str

@@ -100,6 +100,7 @@ def make_silent(shop: Shop, lost: Machine) -> None:
         tx.connection.execute(at_home.values(there_since=a_day_ago, seen_at=tx.now))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [None, "last", "all"])
 def test_what_a_lost_machine_held_is_captured_again(
     shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: str | None
@@ -280,6 +281,7 @@ def test_a_data_folder_that_was_given_up_costs_what_it_had_not_pushed(
     is_whole(again, hub, job_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [jobs.pause, jobs.cancel, None])
 def test_a_data_folder_is_given_up_whatever_its_jobs_do(shop: Shop, target: Path, stop: Any) -> None:
     """What is pushed nowhere ends, or has ended; it does not keep the place from another folder."""

@@ -117,6 +117,7 @@ def test_a_night_whose_samples_are_all_rejected_fails(nights: Nights) -> None:
     assert nights.night().job_state is JobState.FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["queue", "replace"])
 def test_a_half_failed_night_keeps_what_it_wrote_and_the_next_takes_the_rest(
     nights: Nights, faults: Faults, overlap: str
@@ -258,6 +259,7 @@ def test_what_changed_is_known_after_the_earlier_job_was_deleted(nights: Nights)
     assert problem is not None and problem.detail.count("template_sha256") == 1
 
 
+@pytest.mark.slow
 def test_a_failed_job_that_is_deleted_lets_its_samples_come_again(nights: Nights, faults: Faults) -> None:
     nights.drop(range(40))
     faults.fail_after(30)
@@ -292,6 +294,7 @@ def test_all_samples_are_taken_where_that_is_asked_for(nights: Nights) -> None:
     assert [job.progress.samples_written for job in nights.jobs()] == [3, 3]
 
 
+@pytest.mark.slow
 def test_samples_of_another_recipe_are_pushed_apart(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_device_that_fails_with_every_engine_blocks_the_job_and_a_resume_loses
     assert_whole(shop, job.id, written=SAMPLES, rejected=0)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_device_fails_leaves_the_job_to_a_healthy_one(shop: Shop, target: Path) -> None:
     job_id = shop.submit(request(target, conversations(8 * SAMPLES)))
     shop.plan()
@@ -134,6 +135,7 @@ def test_a_worker_whose_device_fails_leaves_the_job_to_a_healthy_one(shop: Shop,
     assert_whole(shop, job_id, written=8 * SAMPLES, rejected=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "overflows"),
     [

@@ -230,6 +230,7 @@ def test_the_rest_of_a_job_that_was_cut_short_comes_in_the_next_night(
     assert nights.job().progress.samples_known == 0
 
 
+@pytest.mark.slow
 def test_what_a_cut_short_job_wrote_comes_again_when_it_is_deleted(nights: Nights, faults: Faults) -> None:
     """1. A job fails after some rows. 2. The next slot cuts it short, and the next job takes the rest.
 

@@ -53,6 +53,7 @@ def test_every_pass_is_shuffled_otherwise_and_the_same_when_it_is_read_again() -
     assert order(1, 7) == orders[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [None, {"index": 2, "of": 3}])
 def test_each_pass_has_every_row_once(
     shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, part: dict[str, int] | None
@@ -91,6 +92,7 @@ async def captured(shop: Shop, job_id: str, num_rows: int) -> None:
     await running
 
 
+@pytest.mark.slow
 def test_a_pass_that_is_planned_again_is_the_same(
     shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def planned_again(store: Store, shop: Shop, job_id: str) -> None:
         run_planning(store, shop.settings, "planner", lambda: False)
 
 
+@pytest.mark.slow
 def test_one_that_goes_on_forever_is_planned_a_little_ahead_until_it_is_cancelled(
     shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_target(tmp_path_factory.mktemp("target") / "model", layers=4, hidden=64)
 
 
+@pytest.mark.slow
 def test_a_service_without_a_worker_keeps_its_port_and_ends_in_order(tmp_path: Path):
     """1. A service runs. 2. Another on its port ends by an error, before it has a worker. 3. Ctrl-C."""
     with serving(tmp_path / "data", "--no-worker") as service:
@@ -122,6 +123,7 @@ class Held(FakeEngine):
         raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_killed_service_takes_its_worker_with_it_which_gives_its_units_back(tmp_path: Path, target: Path):
     held = tmp_path / "held"
     environment = {"QUARRY_ENGINE": f"{__name__}:Held", "HELD": str(held), "QUARRY_DRAIN_S": "1e6"}
@@ -138,6 +140,7 @@ def test_a_killed_service_takes_its_worker_with_it_which_gives_its_units_back(tm
     assert (unit.state, unit.epoch, unit.attempts, unit.deaths) == (TaskState.PENDING, 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_service_whose_worker_cannot_live_ends_with_a_code_of_its_own(tmp_path: Path):
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -149,6 +152,7 @@ def test_a_service_whose_worker_cannot_live_ends_with_a_code_of_its_own(tmp_path
         assert service.process.wait(240) == EXIT_WORKER_LOST
 
 
+@pytest.mark.slow
 def test_a_service_that_starts_without_its_database_waits_for_it(tmp_path: Path):
     """1. A folder is where the database's file should be. 2. It goes away. 3. The service serves."""
     blocked = tmp_path / "data" / "quarry.db"
@@ -172,6 +176,7 @@ def test_a_database_that_cannot_be_used_is_named_without_a_traceback(
     assert "field: database_url" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_beyond_the_loopback_it_does_not_start_without_a_key(tmp_path: Path):
     command = [*QUARRY, "serve", "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0", "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -45,6 +45,7 @@ def poisoned(count: int) -> list[dict[str, object]]:
     return [{"id": str(n), "token_ids": [POISON if n == 0 else 20 + n, 5, 6]} for n in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", ["start", "step"])
 def test_a_sick_worker_rests_and_the_healthy_one_finishes_the_job(
     sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, dies: str
@@ -164,6 +165,7 @@ def test_an_engine_that_cannot_be_imported_is_its_workers_fault_and_no_jobs(
     assert job.progress.units_failed == 0
 
 
+@pytest.mark.slow
 def test_two_workers_whose_engines_both_die_block_the_job(
     sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +182,7 @@ def test_two_workers_whose_engines_both_die_block_the_job(
     assert job.state is JobState.BLOCKED and job.progress.units_failed == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_after_some_units_costs_no_sample(
     sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +262,7 @@ def test_the_last_unit_of_a_job_that_ends_every_engine_blocks_it(
     assert CAUSE in job.problem.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dies", "code"), [("start", EXIT_RESTS), ("", EXIT_OK)])
 def test_a_worker_until_idle_that_rests_ends_with_a_code_of_its_own(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, dies: str, code: int

@@ -348,6 +348,7 @@ def test_a_planner_that_finds_no_store_plans_later(
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
+@pytest.mark.slow
 @TO_A_WORKER
 @pytest.mark.parametrize("verb", ["plans.set_identity", "plans.add_unit", "plans.finish"])
 def test_a_plan_that_finds_no_store_is_made_again_and_on_a_full_disk_its_job_waits(

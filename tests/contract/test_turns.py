@@ -110,6 +110,7 @@ def test_a_context_that_is_full_ends_a_conversation_at_the_last_whole_turn(talke
     assert not job.progress.units_done or (answers == 3) != bool(counts.get("context full"))
 
 
+@pytest.mark.slow
 def test_each_sample_is_answered_by_the_entry_that_its_id_draws(talked: Talked) -> None:
     """By their weights, the same whenever it runs; the index names it."""
     mix = [{"name": "short", "weight": 1, "max_tokens": 2}, {"name": "long", "weight": 3, "max_tokens": 9}]
@@ -306,6 +307,7 @@ def test_tools_in_another_form_than_the_parsers_are_rejected_by_name(talked: Tal
     assert "tools" in talked.every_reject(job)[0].detail
 
 
+@pytest.mark.slow
 def test_a_parser_that_vllm_does_not_have_fails_the_job_by_name(talked: Talked) -> None:
     job = talked.run(THREE, tool_parser="nonsense")
     assert job.state is JobState.FAILED

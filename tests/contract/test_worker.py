@@ -83,6 +83,7 @@ def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):
         assert planner.running.is_alive()
 
 
+@pytest.mark.slow
 def test_a_worker_until_idle_ends_when_every_job_rests(tmp_path):
     """1. Of three jobs one is paused, one asks for a layer that is not there. 2. The worker ends."""
     model = target(tmp_path)
@@ -166,6 +167,7 @@ def test_a_publisher_that_ended_by_an_error_is_started_again(settings, keeper, m
     assert not again.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stuck", [False, True], ids=["in order", "killed in the end"])
 def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, monkeypatch, stuck):
     """1. A plan of many units goes on. 2. The planner is stopped. 3. Another one need not wait."""
@@ -242,6 +244,7 @@ def test_the_keeper_looks_after_the_planner_and_the_publisher_again_and_again(se
     asyncio.run(keep())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [StoreUnavailable("away"), DiskFull("it cannot grow")], ids=["away", "full"]
 )
@@ -273,6 +276,7 @@ def test_a_worker_that_waits_for_its_database_ends_when_it_is_asked_to(settings,
     assert run_worker(settings.model_copy(update={"poll_s": 600.0})) == 0
 
 
+@pytest.mark.slow
 def test_a_signal_ends_what_an_idle_worker_does_last(settings, store, monkeypatch):
     """1. Every job rests. 2. There is no end to what is to be swept. 3. The worker is asked to end."""
     turns = []
@@ -310,6 +314,7 @@ def test_a_push_that_outlives_its_worker_is_no_death(settings, store, monkeypatc
     answered.set()
 
 
+@pytest.mark.slow
 def test_a_slot_that_waits_for_the_job_before_is_run_before_an_idle_worker_ends(tmp_path):
     """1. A slot waits for a job that goes on. 2. A worker until idle runs the job, and then the slot's."""
     model = target(tmp_path)
@@ -330,6 +335,7 @@ def test_a_slot_that_waits_for_the_job_before_is_run_before_an_idle_worker_ends(
     shop.store.close()
 
 
+@pytest.mark.slow
 def test_a_sweep_and_a_deletion_that_hang_delay_no_slot_and_no_planner(tmp_path, monkeypatch):
     """1. Both hang. 2. A slot comes, the planner is killed, and the slot's job is completed all the same."""
     model = target(tmp_path)

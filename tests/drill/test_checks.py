@@ -89,6 +89,7 @@ def run(plant: Plant, drill: Drill, monkeypatch: pytest.MonkeyPatch, dataset: An
     return drill.capture(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [*OFF], ids=lambda check: check.name.lower())
 def test_the_drill_fails_without_a_check(check, drill, monkeypatch, dataset):
     switch_off, name = OFF[check]

@@ -10,6 +10,8 @@ from tests.drill.table import PLANTS, Check, Plant, Stage
 from tests.drill.test_drill import ENGINES
 from tests.support import file_plants
 
+pytestmark = pytest.mark.slow
+
 STATES = (*layer_columns(LAYERS, "fp8"), "checksums")
 
 

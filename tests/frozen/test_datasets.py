@@ -52,6 +52,7 @@ def test_the_reader_gives_what_it_gave(name: str) -> None:
     assert differences(values(name)["read"], read(DATASETS / name)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_verify_says_what_it_said(name: str) -> None:
     report = verify(DATASETS / name)
@@ -91,6 +92,7 @@ def test_two_jobs_of_one_repository_are_two_and_one(tmp_path: Path) -> None:
         assert (DATASETS / "repository" / shard_path(job, 0)).is_file()
 
 
+@pytest.mark.slow
 def test_another_job_joins_a_repository_that_an_earlier_version_began(tmp_path: Path, hub: FakeHub) -> None:
     """What is there stays as it is but for the card and the table of jobs; a reader finds all rows."""
     old = DATASETS / "repository"

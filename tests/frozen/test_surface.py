@@ -159,6 +159,7 @@ def test_anything_else_needs_an_entry_that_names_it(document: str, where: str, v
     assert unnamed(found, silent.format("Removed", f"`{name}`", "")) == []
 
 
+@pytest.mark.slow
 def test_refreshing_freezes_today_unless_a_break_is_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

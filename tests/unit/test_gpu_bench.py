@@ -208,6 +208,7 @@ def test_a_figure_is_in_the_file_as_soon_as_it_is_saved_beside_those_of_other_pa
     assert [file.name for file in tmp_path.iterdir()] == ["gpu.json"]
 
 
+@pytest.mark.slow
 def test_a_part_that_dies_or_finds_no_time_left_is_recorded_and_the_next_one_goes_on(tmp_path):
     out = tmp_path / "out"
     common = ["--out", str(out), "--folder", str(tmp_path / "work")]

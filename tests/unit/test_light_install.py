@@ -97,16 +97,19 @@ def test_what_serves_is_hidden(hidden: set[str]) -> None:
     assert hidden.isdisjoint({"torch", "numpy", "pyarrow", "pydantic", "huggingface_hub", "httpx2", "typer"})
 
 
+@pytest.mark.slow
 def test_a_dataset_is_read(hidden: set[str]) -> None:
     done = run(hidden, READ.format(dataset=str(DATASET)))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_dataset_is_verified(hidden: set[str]) -> None:
     done = command(hidden, "verify", str(DATASET))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_dataset_is_exported(hidden: set[str], tmp_path: Path) -> None:
     target = str(ROOT / "tests/frozen/target")
     done = command(
@@ -138,6 +141,7 @@ def test_a_command_whose_extra_is_missing_says_which(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_node_is_looked_at_as_far_as_it_goes(hidden: set[str], tmp_path: Path) -> None:
     done = command(hidden, "doctor", "--json", "--data-dir", str(tmp_path))
     assert done.stderr == ""

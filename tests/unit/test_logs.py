@@ -175,6 +175,7 @@ assert life.recv_bytes() == b"1"
 """
 
 
+@pytest.mark.slow
 def test_a_child_of_the_planner_that_breaks_says_so_in_json(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CHILD)

@@ -100,6 +100,7 @@ export(sys.argv[1], Path(sys.argv[2]), options)
 """
 
 
+@pytest.mark.slow
 def test_a_file_half_written_when_the_process_was_killed_is_written_again(dataset, tmp_path):
     """1. Export. 2. Export again, killed in the ninth file. 3. Go on: same bytes, no temporary file."""
     out, options = tmp_path / "out", wanted("specforge")
@@ -153,6 +154,7 @@ def test_what_is_missing_of_a_finished_export_is_made_again(dataset, tmp_path, t
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "field", "cure"),
     [
@@ -267,6 +269,7 @@ def test_files_that_no_manifest_names_are_not_exported(dataset, tmp_path):
     assert exported.rows_in_dataset == export(str(dataset), tmp_path / "right", wanted("modelopt")).rows
 
 
+@pytest.mark.slow
 def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(dataset, tmp_path):
     """1. Export. 2. Export again, and a second time in its middle: refused. 3. The first ends as ever."""
     out, options = tmp_path / "out", wanted("specforge")
@@ -325,6 +328,7 @@ def test_layers_that_are_not_written_are_not_read(dataset, tmp_path, monkeypatch
     assert asked == read
 
 
+@pytest.mark.slow
 def test_a_repository_on_the_hub_gives_the_same_files(dataset, tmp_path):
     out = tmp_path / "out"
     export(str(dataset), out, wanted("specforge"))
@@ -355,6 +359,7 @@ def test_no_tensor_drags_the_storage_of_a_larger_one_along(tmp_path):
     assert (tmp_path / "row").stat().st_size < 5_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FormatName)
 def test_a_name_in_the_trainers_command_runs_no_other(dataset, target, tmp_path, to):
     """The name of the target is the dataset's: of whoever made it."""

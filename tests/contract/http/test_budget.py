@@ -74,6 +74,7 @@ def waiting_caller(api: httpx2.Client, receive_buffer: int | None = None) -> soc
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body_of", [job_body, large], ids=["small", "large"])
 def test_submissions_that_take_long_hold_up_their_owner_alone(
     served: tuple[FastAPI, httpx2.Client], model: Path, monkeypatch: pytest.MonkeyPatch, body_of: Any

@@ -220,6 +220,7 @@ def test_a_repository_without_permission_is_refused_by_field_and_one_with_it_is_
             assert api.post("/extract", json=body | {"hub": {"repo_id": "me/states"}}).status_code == 202
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_unavailable_and_the_same_key_may_be_tried_again(
     tmp_path: Path, model: Path
 ):
@@ -257,6 +258,7 @@ def test_an_estimate_counts_samples_tokens_and_bytes(tmp_path: Path):
     assert plain.bytes == plain.tokens * plain.bytes_per_token
 
 
+@pytest.mark.slow
 def test_a_large_body_is_read_elsewhere_and_whole(tmp_path: Path):
     samples = [{"id": str(number), "token_ids": [number % 50, number // 50] * 40} for number in range(1000)]
     source = {"kind": "inline", "samples": samples}

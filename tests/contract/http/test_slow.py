@@ -94,6 +94,7 @@ def test_an_answer_that_nobody_takes_ends_after_its_time(tmp_path: Path):
             wait_until(lambda: len(server.server_state.connections) < 2)
 
 
+@pytest.mark.slow
 def test_a_stream_outlives_the_time_of_a_request_and_what_comes_after_it_does_not(tmp_path: Path):
     """1. Its caller takes it all, then sends half a request. 2. The caller of another takes no more of it."""
     settings = api_settings(tmp_path, request_timeout_s=0.5)
@@ -138,6 +139,7 @@ COSTLY = {
 """What would cost the event loop much and its sender little, or is read in two ways."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", COSTLY)
 def test_a_request_that_costs_more_than_it_says_closes_its_connection(tmp_path: Path, form: str):
     with serving(api_settings(tmp_path)) as api, socket.socket() as connection:
@@ -157,6 +159,7 @@ def test_a_key_in_a_trailer_is_not_taken(tmp_path: Path):
         assert sender.recv(65_536).startswith(b"HTTP/1.1 401 ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offer", ["h2c", "websocket", "h2c, websocket"])
 def test_an_offer_of_another_protocol_is_ignored_however_the_request_is_split(tmp_path: Path, offer: str):
     """Java's client sends one with its first request."""
@@ -265,6 +268,7 @@ def test_the_newest_connection_is_not_the_one_that_is_closed(tmp_path: Path, mon
                 post.exception()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["nothing", "half a header"])
 def test_callers_who_wait_are_closed_where_others_need_the_room(tmp_path: Path, half: str):
     """1. A stream is open. 2. Many slow callers come. 3. Probe and stream go on. Bodies: test_budget."""
@@ -283,6 +287,7 @@ def test_callers_who_wait_are_closed_where_others_need_the_room(tmp_path: Path, 
         assert any("cancelled" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_large_bodies_are_read_a_few_at_a_time_and_a_small_one_goes_past_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

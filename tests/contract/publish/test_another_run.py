@@ -86,6 +86,7 @@ def test_a_manifest_that_says_more_of_the_same_files_is_all_that_is_sent(desk: D
     assert changed == {manifest_path(JOB), "README.md", "jobs.json"}
 
 
+@pytest.mark.slow
 def test_a_manifest_of_many_rejects_is_held_against_the_run_in_little_memory(
     desk: Desk, tmp_path: Path
 ) -> None:
@@ -183,6 +184,7 @@ def test_files_that_another_run_overwrote_before_it_landed_are_as_the_manifest_s
     assert desk.pushed() == etags(many)
 
 
+@pytest.mark.slow
 def test_a_job_of_which_another_run_is_published_fails_once_keeps_its_dataset_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_table_that_does_not_say_what_is_there_is_refused_and_no_manifest_is_r
     assert (two.titles(), others_read(two)) == (before, set())
 
 
+@pytest.mark.slow
 def test_what_takes_too_much_memory_or_time_in_a_repository_ends_its_own_process(two: Desk) -> None:
     """1. The table holds five million empty jobs. 2. The manifest holds as many shards."""
     many = b"{}" + b",{}" * 5_000_000
@@ -125,6 +126,7 @@ def test_what_takes_too_much_memory_or_time_in_a_repository_ends_its_own_process
     assert re.search(NO_MEMORY, refused(settings))
 
 
+@pytest.mark.slow
 def test_a_job_whose_manifest_a_person_deleted_leaves_the_table_and_the_card(two: Desk, third: Path) -> None:
     two.repo.add("by hand", {}, deleted=[manifest_path(OTHER_JOB)])
     two.push(third)

@@ -79,6 +79,7 @@ def test_the_folder_downloaded_with_the_real_client_is_the_folder_that_was_pushe
         assert (tmp_path / "copy" / path).read_bytes() == (desk.dataset / path).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 def test_datasets_loads_the_light_index_by_default_and_the_states_by_name(
     desk: Desk, tmp_path: Path, streaming: bool

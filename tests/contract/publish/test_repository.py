@@ -36,6 +36,7 @@ def test_a_public_repository_is_refused_where_a_private_one_was_asked_for(desk: 
     assert desk.push(private=False)["commit"] == desk.repo.head.oid
 
 
+@pytest.mark.slow
 def test_two_jobs_share_a_repository_and_the_card_lists_both(desk: Desk, tmp_path: Path) -> None:
     desk.push()
     desk.push(desk.other)
@@ -61,6 +62,7 @@ def test_a_job_pushed_by_another_in_between_is_merged_into_the_card(desk: Desk) 
     assert {job.job_id for job in table.jobs} == {JOB, OTHER_JOB}
 
 
+@pytest.mark.slow
 def test_jobs_pushed_at_once_take_turns_and_the_card_lists_each(desk: Desk, tmp_path: Path) -> None:
     """As the parts of a source, each from a machine of its own; a storage in a folder serves one process."""
     jobs = [job_id_from_content(f"machine {number}") for number in range(4)]
@@ -144,6 +146,7 @@ def test_many_files_take_several_commits_and_the_manifest_comes_with_the_last(de
     assert sum(desk.hub.calls[e] for e in ("info", "tree", "paths_info", "preupload", "commit")) < 45
 
 
+@pytest.mark.slow
 def test_a_push_that_broke_between_two_commits_continues_with_the_second(desk: Desk, many: Path) -> None:
     desk.hub.fail("commit", Fault(status=503, nth=2, times=10_000))
     assert desk.push(many)["error"] == "HubUnavailable"

@@ -40,6 +40,7 @@ def test_a_sound_dataset_is_read_the_same(sound):
     assert checked.mapped(0, checked.about.layer_ids) is None
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_where_the_layer_is_read(sound, tmp_path):
     folder, shard = copied(sound, tmp_path / "copy")
     rows = QuarryDataset(folder)
@@ -58,6 +59,7 @@ def test_a_flipped_bit_is_found_where_the_layer_is_read(sound, tmp_path):
             read(checked[number])
 
 
+@pytest.mark.slow
 def test_a_checksum_that_is_damaged_agrees_with_nothing(plain, tmp_path):
     folder, shard = copied(plain, tmp_path / "copy")
     rows = QuarryDataset(folder, check=True)

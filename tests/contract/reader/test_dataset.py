@@ -74,6 +74,7 @@ def test_threads_batches_and_pickles_read_the_same(plain):
     assert_right(stored[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_rows_without_a_view_come_out_of_a_loaders_workers_with_their_states(dataset, num_workers):
     loader = DataLoader(
@@ -177,6 +178,7 @@ print(tuple(view["hidden_states"].shape), "pyarrow" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_it_needs_no_engine_no_database_no_client_of_the_hub_and_no_front(dataset):
     command = [sys.executable, "-W", "ignore", "-c", ALONE, str(dataset), str(NUM_SAMPLES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -71,6 +71,7 @@ def test_rows_come_before_the_job_ends_and_a_view_has_its_norm(
         assert len(rest.result()) == (UNITS - 1) * ROWS
 
 
+@pytest.mark.slow
 def test_two_ranks_with_two_workers_each_share_the_rows(followed: Followed) -> None:
     """1. Two loaders follow. 2. Units come. 3. Each row came once; the odd one is left out by `even`."""
     # Threads start these workers: what a thread forks beside others may hold their locks.
@@ -116,6 +117,7 @@ def test_shuffled_blocks_hold_every_row_once_and_differ_by_epoch(followed: Follo
     assert first != second
 
 
+@pytest.mark.slow
 def test_workers_that_outlive_an_epoch_begin_the_one_that_was_set(followed: Followed) -> None:
     followed.capture(UNITS)
     followed.complete()
@@ -131,6 +133,7 @@ def test_workers_that_outlive_an_epoch_begin_the_one_that_was_set(followed: Foll
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
+@pytest.mark.slow
 def test_a_trainer_whose_launcher_dies_goes_on(followed: Followed) -> None:
     """1. A process that a launcher spawned follows. 2. The launcher is killed. 3. Every row comes."""
     followed.capture(2)
@@ -222,6 +225,7 @@ def test_the_norm_is_the_services_whatever_the_folder_holds(followed: Followed, 
     assert torch.equal(next(iter(views))["target_hidden_states"], expected)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_when_the_job_has_ended_is_named(followed: Followed) -> None:
     followed.capture(UNITS)
     followed.complete()
@@ -274,6 +278,7 @@ def test_a_folder_is_followed_from_its_publication_on(
         next(iter(QuarryStream.follow(followed.dataset, JOB, **where)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm", [lambda whole: whole[:100], lambda whole: whole.replace(b"rows", b"r0ws", 1)]
 )

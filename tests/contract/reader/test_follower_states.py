@@ -12,6 +12,7 @@ from tests.support.finished_job import JOB, OTHER_JOB, a_request, run_to_publish
 from tests.support.followed import EVERY, ROWS, UNITS, Followed, ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 4, 100])
 @pytest.mark.parametrize("even", [True, False])
 def test_a_state_goes_on_with_the_next_row(followed: Followed, window: int, even: bool) -> None:

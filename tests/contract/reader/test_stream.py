@@ -76,6 +76,7 @@ def test_start_skips_rows_of_the_first_epoch_and_the_length_needs_no_order(plain
     assert len(ids(streams[0])) == len(streams[0]) == len(whole[0])
 
 
+@pytest.mark.slow
 def test_workers_share_a_ranks_rows(plain):
     stream = QuarryStream(QuarryDataset(plain, view=Eagle3()), rank=0, world_size=2)
     loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="spawn")
@@ -84,6 +85,7 @@ def test_workers_share_a_ranks_rows(plain):
     assert len(alone) == NUM_SAMPLES // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_that_outlive_an_epoch_begin_the_one_that_was_set(plain, method):
     """1. A training goes on inside its first epoch. 2. Its second has an order of its own, and every row."""
@@ -144,6 +146,7 @@ def test_rows_read_ahead_come_in_the_same_order_and_no_more_are_held(plain, ahea
     assert sorted(seen.sample_ids) == sorted(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [0, 1, 17, NUM_SAMPLES])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_restored_stream_goes_on_where_it_was(plain, stop, ahead):

@@ -76,6 +76,7 @@ def test_a_job_is_read_when_its_manifest_is_there_and_not_before(plain, folder):
     assert {both.shard_of(number).split("/")[1] for number in range(len(both))} > {NIGHTLY}
 
 
+@pytest.mark.slow
 def test_a_part_of_a_job_of_other_states_does_not_keep_the_whole_ones_from_being_read(other, folder):
     put(other, folder, "data/*/*", "index/*/*")
     rows = QuarryDataset(folder)
@@ -196,6 +197,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_repository_is_read_without_what_a_push_has_left_so_far(plain, folder, tmp_path):
     """Three repositories: a job complete and one in its push; nothing but a push; nothing at all."""
     put(plain, folder, "data/*/*", "index/*/*")

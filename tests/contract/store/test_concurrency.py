@@ -66,6 +66,7 @@ def lease_all(store: Store, owner: str) -> list[tuple[str, int, int]]:
     return leases
 
 
+@pytest.mark.slow
 def test_threads_that_lease_five_hundred_units_get_each_once(store: Store) -> None:
     start_units(store, units=300, number=1)
     start_units(store, units=200, number=2)
@@ -93,6 +94,7 @@ def lease_in_process(
     store.close()
 
 
+@pytest.mark.slow
 def test_processes_that_lease_the_same_units_get_each_once(store: Store, url: str) -> None:
     start_units(store, units=60)
     spawning = multiprocessing.get_context("spawn")
@@ -237,6 +239,7 @@ def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(
     )
 
 
+@pytest.mark.slow
 def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store) -> None:
     """Beats over several jobs, in opposite orders, against cancel and resume of the same jobs."""
     numbers = (1, 2, 3)

@@ -57,6 +57,7 @@ def migrate_and_submit(url: str, number: int) -> None:
     opened.close()
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_migrate_once(url: str) -> None:
     spawning = multiprocessing.get_context("spawn")
     processes = [spawning.Process(target=migrate_and_submit, args=(url, number)) for number in range(3)]

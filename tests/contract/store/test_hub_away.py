@@ -45,6 +45,7 @@ def state(store: Store) -> JobState:
     return store.read(jobs.state, job_id(1))
 
 
+@pytest.mark.slow
 def test_a_plan_waits_longer_each_time_and_is_blocked_after_hours(store: Store, clock: Clock) -> None:
     submit(store)
     waits = []

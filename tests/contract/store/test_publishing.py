@@ -167,6 +167,7 @@ def test_the_last_death_that_another_job_of_the_repository_counts_blocks_its_own
         assert "20 publishers died" in job.problem.detail
 
 
+@pytest.mark.slow
 def test_a_push_that_gets_on_forgets_the_deaths_before(store: Store, clock: Clock) -> None:
     capture(store, repo_id=REPO)
     for _ in range(2 * POLICIES[TaskKind.PUBLISH].max_deaths):

@@ -70,6 +70,7 @@ def test_commits_to_one_repository_stand_apart(store: Store, clock: Clock) -> No
         store.write(storing.take_turn, first)
 
 
+@pytest.mark.slow
 def test_a_repository_that_was_asked_too_often_is_left_alone_by_all_jobs(store: Store, clock: Clock) -> None:
     """1. The Hub asks one job to wait for an hour. 2. A full commit of another does not hasten it."""
     for number in (1, 2):

@@ -47,6 +47,7 @@ def asked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     return engine_arguments(spec, Settings(), EngineLink(), "connector.hidden_states")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "route"),
     [
@@ -64,6 +65,7 @@ def test_the_registry_and_the_class_itself_tell_the_route(architecture, route):
     assert registered_route(architecture) == route
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_be_loaded_here_is_left_to_the_engine():
     """Its kernels need Triton, which the CPU build does not have."""
     assert registered_route("KimiLinearForCausalLM") == ModelRoute("native", "KimiLinearForCausalLM")

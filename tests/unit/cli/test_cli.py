@@ -200,6 +200,7 @@ def test_an_estimate_of_a_job_that_cannot_run_says_why(run: Run, job_file: Calla
 # Datasets
 
 
+@pytest.mark.slow
 def test_a_right_dataset_is_verified_with_exit_code_0(run: Run, dataset: Path, model: TinyModel):
     ran = run("verify", dataset)
     assert (ran.code, "the dataset is right" in ran.out) == (0, True)
@@ -209,6 +210,7 @@ def test_a_right_dataset_is_verified_with_exit_code_0(run: Run, dataset: Path, m
     assert json.loads(as_json.out)["ok"] is True
 
 
+@pytest.mark.slow
 def test_a_broken_dataset_is_told_with_exit_code_1(run: Run, dataset: Path):
     shard = next(dataset.glob("data/*/*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -217,6 +219,7 @@ def test_a_broken_dataset_is_told_with_exit_code_1(run: Run, dataset: Path):
     assert json.loads(run("verify", dataset, "--json").out)["ok"] is False
 
 
+@pytest.mark.slow
 def test_a_job_that_is_not_complete_is_told_with_exit_code_0(run: Run, dataset: Path):
     stored = dataset / "data" / "j-0000000000000000" / "train-00000.parquet"
     stored.parent.mkdir()
@@ -229,6 +232,7 @@ def test_a_job_that_is_not_complete_is_told_with_exit_code_0(run: Run, dataset: 
     assert json.loads(run("verify", dataset, "--json").out)["not_complete"] == [stored.parent.name]
 
 
+@pytest.mark.slow
 def test_a_dataset_whose_only_job_is_not_complete_is_told_with_exit_code_3(run: Run, dataset: Path):
     next(dataset.glob("manifests/*.json")).unlink()
     ran = run("verify", dataset)
@@ -236,6 +240,7 @@ def test_a_dataset_whose_only_job_is_not_complete_is_told_with_exit_code_3(run: 
     assert json.loads(run("verify", dataset, "--json").out)["ok"] is False
 
 
+@pytest.mark.slow
 def test_a_table_of_jobs_that_is_none_is_told_with_exit_code_1(run: Run, dataset: Path):
     (dataset / "jobs.json").write_text("not json")
     ran = run("verify", dataset)
@@ -253,6 +258,7 @@ def test_what_is_no_dataset_or_no_repository_is_wrong_usage(run: Run, tmp_path: 
 """A name that clears a terminal's screen, goes up, turns the line round, and begins another."""
 
 
+@pytest.mark.slow
 def test_a_files_name_does_not_change_the_verdict_over_its_dataset(run: Run, tmp_path: Path, dataset: Path):
     shutil.copytree(dataset, tmp_path / "copy")
     (tmp_path / "copy" / "data" / f"{HOSTILE}.parquet").write_bytes(b"")

@@ -30,6 +30,7 @@ def lines_of(stderr: str) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_an_output_that_lacks_characters_gets_their_escapes(dataset, tmp_path, encoding):
     """A traceback's exit code would say that the dataset is broken."""
@@ -71,6 +72,7 @@ seal.sha256_of = lambda path, *_: open("/proc/self/mem", "rb", buffering=0).read
 """Reading its own memory from address 0 fails with the error of a bad disk."""
 
 
+@pytest.mark.slow
 def test_a_disk_that_cannot_be_read_is_no_broken_dataset(dataset, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BAD_DISK)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -81,6 +83,7 @@ def test_a_disk_that_cannot_be_read_is_no_broken_dataset(dataset, tmp_path):
     assert verdict.startswith("the dataset is not read whole: ")
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_make_its_folder_did_not_start(tmp_path):
     (tmp_path / "file").touch()
     ran = quarry("serve", "--data-dir", tmp_path / "file/data", "--port", "0")
@@ -99,6 +102,7 @@ def test_a_worker_keeps_the_code_that_has_it_started_again_and_its_traceback(tmp
 BUFFERED, UNBUFFERED = (os.environ | {"PYTHONUNBUFFERED": value} for value in ("", "1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "code"), [(BUFFERED, 0), (UNBUFFERED, 3)], ids=["when all is said", "in the middle"]
 )
@@ -123,6 +127,7 @@ def test_closed_streams_are_as_if_nobody_read_them(closed):
     assert version.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [BUFFERED, UNBUFFERED], ids=["when all is said", "in the middle"])
 def test_output_to_a_full_disk_is_told_once(dataset, environment):
     with Path("/dev/full").open("w") as full:

@@ -195,6 +195,7 @@ def test_a_sample_that_cannot_be_posted_is_named_by_its_line(
     assert f"{tmp_path}/samples.jsonl, {said}" in ran.err and "cure:" in ran.err
 
 
+@pytest.mark.slow
 def test_a_file_is_posted_in_bodies_that_a_service_takes(
     run: Run, service: tuple[str, Store, dict[str, Any]], tmp_path: Path
 ):

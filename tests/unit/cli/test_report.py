@@ -41,6 +41,7 @@ def test_a_folder_is_no_page(run, dataset, tmp_path):
     assert (ran.code, "is a directory" in ran.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_long_sample_is_shown_by_its_two_ends(run, model, tmp_path):
     captured = capture(model, dtype="bfloat16", lengths=(HEAD_TOKENS + TAIL_TOKENS + 7,))
     write_dataset(tmp_path / "dataset", {0: captured})

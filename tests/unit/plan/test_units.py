@@ -58,6 +58,7 @@ def weight(unit: UnitDraft, bounds: UnitBounds) -> int:
     return sum((len(sample.ids) + bounds.answer_tokens) * bounds.bytes_per_token for sample in unit.samples)
 
 
+@pytest.mark.slow
 @given(ROWS, BOUNDS)
 def test_every_row_ends_in_exactly_one_place_in_order_and_no_sample_twice(
     rows: list[RowOutcome], bounds: UnitBounds

@@ -29,6 +29,7 @@ def processes() -> set[int]:
     return {int(pid) for pid in children.split()}
 
 
+@pytest.mark.slow
 def test_the_process_gives_every_layer_of_every_prompt_and_says_what_that_cost(tmp_path):
     TinyModel(tmp_path, "gpt_neox", "bfloat16")
     found = reference(tmp_path)
@@ -57,6 +58,7 @@ def test_a_model_of_which_one_layer_does_not_fit_is_refused_with_both_numbers(tm
     assert "QUARRY_CANARY_MAX_BYTES" in (refused.value.cure or "")
 
 
+@pytest.mark.slow
 def test_a_model_that_transformers_lacks_is_refused_in_words(tmp_path):
     TinyModel(tmp_path, "llama", "bfloat16")
     edit_config(tmp_path, model_type="of_its_own", architectures=["OwnForCausalLM"])

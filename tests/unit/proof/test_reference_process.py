@@ -58,6 +58,7 @@ def test_every_state_has_the_bits_that_the_whole_model_gives(tmp_path, model_typ
     assert_same_bits(got, whole_states(tmp_path, ONE_PROMPT, kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNLIKE)
 def test_architectures_unlike_llama_give_the_same_bits_too(tmp_path, name):
     model = make_model(RECIPES[name])

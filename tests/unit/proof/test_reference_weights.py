@@ -75,6 +75,7 @@ def test_experts_that_do_not_fit_together_are_named(tmp_path):
         weights.load(skeleton.layers[0])
 
 
+@pytest.mark.slow
 def test_what_a_model_keeps_in_float32_is_loaded_in_float32(tmp_path):
     """DeepSeek-V3's router chooses between experts that are nearly as good by a bias in float32."""
     make_model(RECIPES["DeepseekV3ForCausalLM"]).save_pretrained(tmp_path)

@@ -30,6 +30,7 @@ def test_vllm_finds_the_plugin_by_its_entry_point(monkeypatch):
     assert ModelRegistry.models["MixtralForCausalLM"].module_name == CLASSES
 
 
+@pytest.mark.slow
 def test_another_vllm_of_the_machine_is_left_as_it_is():
     """Installed beside a server, the plug-in is loaded in its processes too."""
     environment = {name: value for name, value in os.environ.items() if name != CAPTURES}
