@@ -6,7 +6,11 @@ from benchmarks.workload import Target
 
 LARGE = 2**27
 """Weights of a matrix of all layers: more of them are drawn by the GPU, where there is one."""
-MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+MORE = {
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768},
+    "gemma3_text": {"sliding_window": 256, "sliding_window_pattern": 2},
+}
+"""What an architecture's config needs besides."""
 
 
 def write_target(
@@ -38,7 +42,7 @@ def write_target(
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
-        **(MOE if architecture.endswith("_moe") else {}),
+        **MORE.get(architecture, {}),
     )
     is_large = target.num_layers * target.hidden_size * target.intermediate_size > LARGE
     with torch.device("cuda" if is_large and torch.cuda.is_available() else "cpu"):

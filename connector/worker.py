@@ -58,6 +58,7 @@ class WorkerHalf:
         self._pool = HostPool(pool_bytes, pinned=cache_BLSH.is_cuda)
         self._gather = gather_for(cache_BLSH)
         self._sentinels = Sentinels(cache_BLSH)
+        self._null_block_LSH = cache_BLSH[0]
         self._waiting: deque[DrainJob] = deque()
         self._copying: deque[tuple[Copy, DrainJob, Slab, torch.Tensor]] = deque()
         self._drained_rows = self._drained_tokens = 0
@@ -79,6 +80,9 @@ class WorkerHalf:
     def begin(self, work: StepWork) -> None:
         """Place sentinels in the step's fresh blocks; called before the engine computes into them."""
         self._gather.begin_step()
+        # The engine stores what pads a step in block 0, which the caches of all groups share and vLLM expects
+        # to be zero: behind a sliding window, attention multiplies it by 0, and 0 times NaN is NaN.
+        self._null_block_LSH.zero_()
         self._sentinels.place(work.fresh)
 
     def drained(self, work: StepWork) -> set[str]:

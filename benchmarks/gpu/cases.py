@@ -24,9 +24,10 @@ NUM_ANSWERED = 36
 """Prompts that are answered."""
 
 OPTIONS: dict[str, Any] = {
-    # The long prompts take several steps, each of which a graph was captured for.
+    # The long prompts take several steps, each of which a graph was captured for: vLLM captures up to four
+    # times the requests, since a request may bring a draft.
     "max_num_batched_tokens": 512,
-    "max_num_seqs": 64,
+    "max_num_seqs": 128,
     "kv_cache_memory_bytes": 2 * 2**30,
     "gpu_memory_utilization": 0.1,
     "disable_log_stats": False,
@@ -56,6 +57,8 @@ CASES = {
     "llama-bfloat16-large-steps": Case("llama", "bfloat16", {"max_num_batched_tokens": 16_384}),
     "qwen3-bfloat16": Case("qwen3", "bfloat16"),
     "qwen3-moe-bfloat16": Case("qwen3_moe", "bfloat16"),
+    # Sliding windows: caches in several groups, whose blocks behind a window are the one that padding is in.
+    "gemma3-bfloat16": Case("gemma3_text", "bfloat16"),
     # The pool holds one long prompt: the others wait in the engine's cache.
     "llama-float16-small-pool": Case("llama", "float16", EAGER, pool_bytes=2**16),
 }

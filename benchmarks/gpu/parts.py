@@ -18,7 +18,13 @@ PARTS = {
 }
 CASES = {
     "exact": ("llama-float32", "qwen3-float32", "qwen3-moe-float32", "answers-float32"),
-    "compiled": ("llama-bfloat16", "llama-bfloat16-large-steps", "qwen3-bfloat16", "qwen3-moe-bfloat16"),
+    "compiled": (
+        "llama-bfloat16",
+        "llama-bfloat16-large-steps",
+        "qwen3-bfloat16",
+        "qwen3-moe-bfloat16",
+        "gemma3-bfloat16",
+    ),
     "pressure": ("llama-float16-small-pool",),
 }
 """Of `benchmarks.gpu.cases`, run one after the other."""

@@ -13,8 +13,6 @@ from typing import Any, Literal
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import ModelRegistry
-from vllm.platforms import current_platform
-from vllm.triton_utils import HAS_TRITON
 
 from connector.plugin import CLASSES
 from connector.plugin.carried import BACKEND, CARRIED, MODELS
@@ -25,6 +23,11 @@ RouteKind = Literal["native", "plugin", "transformers"]
 
 PLUGIN = "quarry"
 """The name of our entry point among vLLM's plug-ins."""
+
+INCOMPLETE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
+"""On CUDA, vLLM 0.32 has a class of its own for these: it returns no states behind the last layer, and with
+tensor parallelism those of the others before they are summed over the ranks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,13 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
     would.
     """
     config = AsyncEngineArgs(**arguments).create_model_config()
+    if config.architecture in INCOMPLETE:
+        raise EngineRefused(
+            f"vLLM's own class for {config.architecture} returns incomplete hidden states on a GPU, and it "
+            "has none for a CPU",
+            field="model",
+            cure="take another model: docs/architectures.md says which architectures were run",
+        )
     route = registered_route(config.architecture) or _backend_route(config)
     if route is None:
         raise EngineRefused(
@@ -55,9 +65,8 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
                 else f"name {PLUGIN!r} in VLLM_PLUGINS too: the engine may not load our classes"
             ),
         )
-    return replace(
-        route, overrides={**route.overrides, **_prefix_cache(config, arguments), **_as_published(config)}
-    )
+    more = {**_prefix_cache(config, arguments), **_cache_dtype(config), **_as_published(config)}
+    return replace(route, overrides={**route.overrides, **more})
 
 
 def _as_published(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
@@ -74,19 +83,34 @@ def _as_published(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
 
 
 def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - as below
-    """Turn the prefix cache off if the engine has no kernel that copies recurrent states for it.
+    """Turn the prefix cache off for a recurrent model.
 
-    The engine would fail on the first prompt. Raises EngineRefused if the operator asked for the cache.
+    vLLM copies a block that is hit in part by the view of one layer of its page. Beside a cache of states
+    such hits are on, and the page may hold more of another layer's keys than that view. Its CPU build has no
+    kernel for the copy at all. Raises EngineRefused if the operator asked for the cache.
     """
-    if not (config.is_hybrid or config.is_attention_free) or HAS_TRITON or not current_platform.is_cpu():
+    if not (config.is_hybrid or config.is_attention_free):
         return {}
     if arguments.get("enable_prefix_caching"):
         raise EngineRefused(
-            f"{config.architecture} is recurrent: vLLM's CPU build caches such states with Triton alone",
+            f"{config.architecture} is recurrent: with hidden states, vLLM may copy a cached block in part",
             field="QUARRY_ENGINE_OPTIONS.enable_prefix_caching",
             cure="leave it out",
         )
     return {"enable_prefix_caching": False}
+
+
+def _cache_dtype(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
+    """Keep keys and values in the model's dtype, also where its checkpoint asks for fewer bits.
+
+    Those would change what the layers compute, as the operator's option would. Checkpoints of ModelOpt and of
+    llm-compressor say so in these keys.
+    """
+    scheme = getattr(config.hf_config, "quantization_config", None) or {}
+    parts = scheme, scheme.get("quantization") or {}
+    if not any(part.get(key) for part in parts for key in ("kv_cache_scheme", "kv_cache_quant_algo")):
+        return {}
+    return {"kv_cache_dtype": str(config.dtype).removeprefix("torch.")}
 
 
 def registered_route(architecture: str) -> ModelRoute | None:

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from vllm import ModelRegistry
 
 from connector.plugin import prepare
-from service.capture import model_class, model_route
+from service.capture import model_class
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
 from service.capture.model_class import ModelClass, ask_model_class
@@ -131,15 +131,43 @@ def test_a_temperature_that_the_engine_leaves_out_for_short_jobs_is_put_back(tmp
 
 
 @pytest.mark.engine
-def test_the_prefix_cache_is_off_where_recurrent_states_cannot_be_copied(tmp_path, monkeypatch):
+def test_the_prefix_cache_is_off_for_recurrent_models(tmp_path):
     route = find_route(recurrent(tmp_path))
     assert route == ModelRoute("native", "Qwen3NextForCausalLM", {"enable_prefix_caching": False})
     assert find_route(recurrent(tmp_path, enable_prefix_caching=False)) == route
     with pytest.raises(EngineRefused, match="recurrent") as refused:
         find_route(recurrent(tmp_path, enable_prefix_caching=True))
     assert refused.value.field == "QUARRY_ENGINE_OPTIONS.enable_prefix_caching"
-    monkeypatch.setattr(model_route, "HAS_TRITON", True)
-    assert find_route(recurrent(tmp_path)).overrides == {}
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {}, "ignore": []}
+EIGHT_BITS = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+MODELOPT = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+KEPT = {"kv_cache_dtype": "bfloat16"}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("quantization", "overrides"),
+    [
+        (COMPRESSED, {}),
+        (COMPRESSED | {"kv_cache_scheme": EIGHT_BITS}, KEPT),
+        ({"quant_method": "modelopt", "quantization": MODELOPT}, KEPT),
+    ],
+    ids=["none", "llm-compressor", "modelopt"],
+)
+def test_keys_and_values_keep_the_models_dtype_where_a_checkpoint_asks_for_fewer_bits(
+    tmp_path, quantization, overrides
+):
+    asked_for = arguments(tmp_path, "LlamaForCausalLM", "llama", quantization_config=quantization)
+    assert find_route(asked_for | {"dtype": "bfloat16"}).overrides == overrides
+
+
+@pytest.mark.engine
+def test_a_model_whose_class_for_a_gpu_returns_incomplete_states_is_refused(tmp_path):
+    with pytest.raises(EngineRefused, match="DeepseekV32ForCausalLM returns incomplete") as refused:
+        find_route(arguments(tmp_path, "DeepseekV32ForCausalLM", "deepseek_v32"))
+    assert refused.value.field == "model"
 
 
 def test_a_model_that_also_sees_is_started_for_text_alone(tmp_path):
