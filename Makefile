@@ -39,18 +39,18 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Test processes: four for two cores (tests/conftest.py); tests of one file share what they set up.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
+# Test processes: four for two cores (tests/conftest.py); tests of one file share what they set up. Files are taken
+# in the order of tests/conftest.py, not those of few tests last, which are the longest.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder --durations 10
 SLOW := slow or postgresql or outside or (engine and not short)
 
 # What is run at every step: 25 minutes on two slow cores.
 test: lint
 	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
 
-# Everything slower. An engine has threads of its own: three side by side are enough. Files are taken in the order
-# of tests/conftest.py, not those of few tests last, which are the longest.
+# Everything slower. An engine has threads of its own: three side by side are enough.
 test-all: install $(TRAINERS)
-	$(PYTEST) --maxprocesses 3 --no-loadscope-reorder -m "not long and ($(SLOW))"
+	$(PYTEST) --maxprocesses 3 -m "not long and ($(SLOW))"
 
 # More models, engines and machines of tests that `make test-all` has one of.
 test-long: install $(TRAINERS)

@@ -67,9 +67,10 @@ def wait_for_end(pid: int) -> None:
 def children_of(pid: int) -> list[int]:
     """Return the processes that a process started, whichever of its threads did."""
     children = []
-    for path in Path("/proc").glob(f"{pid}/task/*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread, or the process, has just ended
-            children += [int(number) for number in path.read_text().split()]
+    with suppress(FileNotFoundError):  # the process has just ended
+        for path in Path("/proc").glob(f"{pid}/task/*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread has
+                children += [int(number) for number in path.read_text().split()]
     return children
 
 

@@ -74,7 +74,8 @@ class FakeEngine:
         self._worker: WorkerHalf | None = None
         self._names = itertools.count()
         self._waiting_sent: dict[str, list[int]] = {}
-        self._free: list[int] = list(range(NUM_BLOCKS))
+        # As in vLLM, no request is given block 0.
+        self._free: list[int] = list(range(1, NUM_BLOCKS))
         self._blocks_freed = asyncio.Condition()
         self._dead = False
         self._stepper: asyncio.Task[None] | None = None
