@@ -42,6 +42,7 @@ def write_target(
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
+        pad_token_id=None,  # its embedding would be zero
         **MORE.get(architecture, {}),
     )
     is_large = target.num_layers * target.hidden_size * target.intermediate_size > LARGE

@@ -215,7 +215,8 @@ def _refuse_another_target(source: Source, verifier: str) -> None:
     except (ValueError, FileNotFoundError, EntryNotFoundError):
         return  # training says what the verifier lacks
     own_H, dtype = source.rows.row(0).norm.weight_H, source.rows.about.dtype
-    if not torch.equal(weight_H.to(dtype), own_H.to(dtype)):
+    # One of another size may be another part's, such as a vision tower's; or else training fails by it.
+    if weight_H.shape == own_H.shape and not torch.equal(weight_H.to(dtype), own_H.to(dtype)):
         detail = f"{verifier} has another final norm than {source.identity.model}, the target of the dataset"
         raise OptionRefused(detail, field="verifier_name_or_path", cure="name the dataset's own target")
 

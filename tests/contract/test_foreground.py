@@ -161,6 +161,7 @@ def test_rejected_samples_are_a_failure_only_where_that_is_asked_for(
     assert extract_here(folder / "job.json", complete, "--strict")[0] == 3
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_jobs_dataset_is_refused(folder: Path, complete: Path, extract_here):
     code, said = extract_here(write_job(folder, "other.json", layers=[3]), complete)
     assert (code, "--out" in said) == (2, True)

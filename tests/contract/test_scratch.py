@@ -40,6 +40,7 @@ def shard_bytes_in(folder: Path) -> int:
     return num_bytes
 
 
+@pytest.mark.slow
 def test_capture_stays_inside_its_disk_and_goes_on_when_shards_have_left(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_capture_stays_inside_its_disk_and_goes_on_when_shards_have_left(
         shop.store.close()
 
 
+@pytest.mark.slow
 def test_capture_goes_on_as_all_consumers_have_what_there_is(tmp_path: Path, target: Path) -> None:
     """1. Nobody consumes: capture waits, and the job says for whom. 2. Two do: it goes on."""
     shop = Shop.open(tmp_path, target, **SMALL_DISK)

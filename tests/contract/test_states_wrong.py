@@ -84,6 +84,7 @@ def test_states_that_are_not_the_models_fail_the_job_by_name(
     assert not list(shop.settings.dataset_dir(job.id).glob("manifests/*"))
 
 
+@pytest.mark.slow
 def test_a_worker_with_wrong_states_leaves_the_job_to_a_healthy_one(
     tmp_path: Path, target: Path, url: str
 ) -> None:

@@ -90,6 +90,7 @@ def test_what_becomes_of_an_answer_that_ends_otherwise_is_a_choice_and_counted(
         assert talked.rejects(job) == [(*one, "answer-rejected") for one in every]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "talked", [templates.CHATML, templates.LLAMA3.replace("<|eot_id|>", END)], indirect=True
 )

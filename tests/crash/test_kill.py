@@ -111,6 +111,7 @@ def target(tmp_path: Path) -> Path:
     return random_target(tmp_path / "models" / "target", hidden=64, max_position=1024)
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_kills_in_the_middle_of_a_job_lose_and_double_nothing(tmp_path, target):
     shop = Shop.open(tmp_path, target, lease_s=1.0)

@@ -48,6 +48,7 @@ def test_a_shard_that_changed_before_the_push_is_never_published(hub, dataset, t
     assert len(hub.repo(REPO).commits) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*IN_THE_REPOSITORY])
 def test_a_shard_that_changed_in_the_repository_is_named(hub, dataset, tmp_path, name):
     copy = tmp_path / "copy"

@@ -273,6 +273,7 @@ def test_a_large_body_is_read_elsewhere_and_whole(tmp_path: Path):
         assert problem_of(api.post("/extract", json=body), 422).field == "source.samples.999.txt"
 
 
+@pytest.mark.slow
 def test_a_body_that_takes_too_much_memory_is_refused_and_nothing_else(tmp_path: Path):
     samples = [{"id": str(number), "token_ids": [1]} for number in range(60_000)]
     body = job_body(random_target(tmp_path / "target", layers=4, hidden=64))

@@ -32,6 +32,7 @@ CHANGED = an_identity(source_fingerprint="9" * 64)
 """The identity of a run of other rows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "second",
     [{"num_units": 2, "about": CHANGED}, {"num_units": 2, "rows": 3}, {"num_units": 4}],

@@ -9,6 +9,7 @@ from tests.support.html_page import read_page
 from tests.support.shards import capture, write_dataset
 
 
+@pytest.mark.slow
 def test_the_page_is_written_and_the_output_stays_what_it_was(run, dataset, tmp_path):
     page = tmp_path / "page.html"
     plain, paged = run("verify", dataset, "--json"), run("verify", dataset, "--json", "--report", page)

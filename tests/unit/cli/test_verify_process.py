@@ -47,6 +47,7 @@ def findings(run: Run, dataset: Dataset) -> dict[str, str]:
     return {finding["path"]: finding["what"] for finding in report["findings"]}
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_its_process_is_broken_and_the_rest_is_read(run: Run, dataset: Dataset) -> None:
     make_it_end_its_process(dataset.folder / SHARD)
     sign(dataset, SHARD)
@@ -67,6 +68,7 @@ def test_reading_is_given_up_over_many_of_them(
     assert f"1 files ended the process that read them: {SHARD}" in ran.err
 
 
+@pytest.mark.slow
 def test_what_decodes_to_more_than_the_bound_is_broken(
     run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +88,7 @@ def test_what_decodes_to_more_than_the_bound_is_broken(
     assert found == {index_path(JOB, 0): "cannot be read in the memory that may be taken for it"}
 
 
+@pytest.mark.slow
 def test_a_file_that_takes_forever_is_broken_and_the_rest_is_read(
     run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +109,7 @@ def end_at_once(*_: object) -> None:
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_before_it_reads_is_no_verdict(
     run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +118,7 @@ def test_a_process_that_ends_before_it_reads_is_no_verdict(
     assert ran.code == 3 and "ended with exit code 9" in ran.err
 
 
+@pytest.mark.slow
 def test_a_text_that_every_row_repeats_is_broken_beyond_the_bound(
     run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_model_that_transformers_lacks_is_refused_in_words(tmp_path):
     assert '"skip"' in (refused.value.cure or "")
 
 
+@pytest.mark.slow
 def test_a_model_that_transformers_cannot_run_is_refused_with_what_it_said(tmp_path):
     TinyModel(tmp_path, "llama", "bfloat16")
     edit_config(tmp_path, intermediate_size=97)

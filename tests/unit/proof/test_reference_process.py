@@ -67,6 +67,7 @@ def test_architectures_unlike_llama_give_the_same_bits_too(tmp_path, name):
     assert_same_bits(streamed_states(tmp_path, ONE_PROMPT, torch.bfloat16), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", *UNLIKE])
 def test_a_prompt_in_a_batch_has_the_states_that_it_has_alone(tmp_path, name):
     """What follows a shorter prompt in its row changes none of its states."""

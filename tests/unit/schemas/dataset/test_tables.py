@@ -46,6 +46,7 @@ def test_a_missing_column_is_named_and_a_plan_has_its_own_columns(tmp_path):
         read_plan_table(file)
 
 
+@pytest.mark.slow
 def test_a_small_file_that_names_very_many_values_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     """One row whose mask is a run of zeros: 134 million values in a few kilobytes."""
     zeros = pa.LargeListArray.from_arrays([0, 2**27], pa.array(np.zeros(2**27, np.uint8)))
