@@ -16,6 +16,8 @@ from tests.support.api import serving
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.finished_job import JOB, an_identity, capture_unit, layer_bytes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def passing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
