@@ -8,9 +8,10 @@ A child process inspects the classes (`service.capture.model_class`). Imports vl
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vllm import envs
+from vllm.config.cache import CacheDType
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import ModelRegistry
 
@@ -42,8 +43,8 @@ class ModelRoute:
 def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
     """Return the route of the model for an engine that is to be started with these arguments.
 
-    Reads the model's config but no weights. Raises EngineRefused (`model`), and ValueError as the engine
-    would.
+    Reads the model's config but no weights. Raises EngineRefused (`model`, `dtype`, an engine option), and
+    ValueError as the engine would.
     """
     config = AsyncEngineArgs(**arguments).create_model_config()
     if config.architecture in INCOMPLETE:
@@ -104,13 +105,22 @@ def _cache_dtype(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
     """Keep keys and values in the model's dtype, also where its checkpoint asks for fewer bits.
 
     Those would change what the layers compute, as the operator's option would. Checkpoints of ModelOpt and of
-    llm-compressor say so in these keys.
+    llm-compressor say so in these keys; a model that also sees may say so for its text alone. Raises
+    EngineRefused (`dtype`) if vLLM cannot be told to.
     """
-    scheme = getattr(config.hf_config, "quantization_config", None) or {}
-    parts = scheme, scheme.get("quantization") or {}
+    scheme = config.model_arch_config.quantization_config or {}
+    inner = scheme.get("quantization")
+    parts = (scheme, inner) if isinstance(inner, dict) else (scheme,)
     if not any(part.get(key) for part in parts for key in ("kv_cache_scheme", "kv_cache_quant_algo")):
         return {}
-    return {"kv_cache_dtype": str(config.dtype).removeprefix("torch.")}
+    dtype = str(config.dtype).removeprefix("torch.")
+    if dtype not in get_args(CacheDType):
+        raise EngineRefused(
+            f"the checkpoint asks for keys and values of fewer bits, and vLLM cannot be told to keep {dtype}",
+            field="dtype",
+            cure="name bfloat16 or float16 as the job's 'dtype'",
+        )
+    return {"kv_cache_dtype": dtype}
 
 
 def registered_route(architecture: str) -> ModelRoute | None:

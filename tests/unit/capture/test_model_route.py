@@ -153,14 +153,38 @@ KEPT = {"kv_cache_dtype": "bfloat16"}
         (COMPRESSED, {}),
         (COMPRESSED | {"kv_cache_scheme": EIGHT_BITS}, KEPT),
         ({"quant_method": "modelopt", "quantization": MODELOPT}, KEPT),
+        (COMPRESSED | {"quantization": "int4"}, {}),
     ],
-    ids=["none", "llm-compressor", "modelopt"],
+    ids=["none", "llm-compressor", "modelopt", "other words"],
 )
 def test_keys_and_values_keep_the_models_dtype_where_a_checkpoint_asks_for_fewer_bits(
     tmp_path, quantization, overrides
 ):
     asked_for = arguments(tmp_path, "LlamaForCausalLM", "llama", quantization_config=quantization)
     assert find_route(asked_for | {"dtype": "bfloat16"}).overrides == overrides
+
+
+EIGHT_BIT_CACHE = COMPRESSED | {"kv_cache_scheme": EIGHT_BITS}
+
+
+@pytest.mark.engine
+def test_keys_and_values_keep_the_models_dtype_where_the_text_alone_or_an_older_key_asks_for_fewer_bits(
+    tmp_path,
+):
+    text = {"model_type": "deepseek_v3", **SHAPE, "quantization_config": EIGHT_BIT_CACHE}
+    seeing = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
+    asked_for = asked(tmp_path, seeing | {"text_config": text})
+    assert find_route(asked_for | {"dtype": "bfloat16"}).overrides == KEPT
+    older = arguments(tmp_path, "LlamaForCausalLM", "llama", compression_config=EIGHT_BIT_CACHE)
+    assert find_route(older | {"dtype": "bfloat16"}).overrides == KEPT
+
+
+@pytest.mark.engine
+def test_a_checkpoint_that_asks_for_fewer_bits_is_refused_in_a_dtype_of_which_there_is_no_cache(tmp_path):
+    asked_for = arguments(tmp_path, "LlamaForCausalLM", "llama", quantization_config=EIGHT_BIT_CACHE)
+    with pytest.raises(EngineRefused, match="keep float32") as refused:
+        find_route(asked_for | {"dtype": "float32"})
+    assert refused.value.field == "dtype"
 
 
 @pytest.mark.engine
