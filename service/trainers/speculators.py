@@ -22,6 +22,7 @@ import torch
 import yaml
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 from huggingface_hub.errors import EntryNotFoundError
+from safetensors import SafetensorError
 
 from schemas.dataset.entries import ShardEntry
 from schemas.names import is_local_model
@@ -214,7 +215,9 @@ def _refuse_another_target(source: Source, verifier: str) -> None:
         weight_H = load_model_layers([_FINAL_NORM], verifier)[_FINAL_NORM]
     except (ValueError, FileNotFoundError, EntryNotFoundError):
         return  # training says what the verifier lacks
-    own_H, dtype = source.rows.row(0).norm.weight_H, source.rows.about.dtype
+    own_H = source.rows.row(0).norm.weight_H
+    # A copy of the target in fewer bits is the target.
+    dtype = max(weight_H.dtype, own_H.dtype, source.rows.about.dtype, key=lambda one: torch.finfo(one).eps)
     # One of another size may be another part's, such as a vision tower's; or else training fails by it.
     if weight_H.shape == own_H.shape and not torch.equal(weight_H.to(dtype), own_H.to(dtype)):
         detail = f"{verifier} has another final norm than {source.identity.model}, the target of the dataset"
@@ -335,7 +338,7 @@ def _maps_of(drafter: str, field: str) -> dict[str, torch.Tensor]:
 
     try:
         maps: dict[str, torch.Tensor] = load_model_layers(["d2t", "t2d"], drafter)
-    except (ValueError, FileNotFoundError, EntryNotFoundError) as error:
+    except (ValueError, KeyError, SafetensorError, FileNotFoundError, EntryNotFoundError) as error:
         if type(error) is ValueError:  # and not, say, of an index that is no JSON
             return {}
         detail = f"the vocabulary maps of {drafter} cannot be read: {error}"

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.trainers import loaded_by
@@ -29,21 +30,25 @@ torch.save(found, sys.argv[2])
 """
 
 
-def copy(target: Path, folder: Path, *, scale: float = 1.0, prefix: str = "") -> str:
-    """Copy a target, with its final norm multiplied and its tensors renamed."""
+def copy(
+    target: Path, folder: Path, *, scale: float = 1.0, prefix: str = "", dtype: torch.dtype = torch.float32
+) -> str:
+    """Copy a target, with its final norm multiplied, its tensors renamed, and in another dtype."""
     shutil.copytree(target, folder)
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] *= scale
-    save_file({prefix + name: tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    named = {prefix + name: tensor.to(dtype) for name, tensor in weights.items()}
+    save_file(named, folder / "model.safetensors")
     return str(folder)
 
 
 def test_a_verifier_with_another_final_norm_than_the_datasets_target_is_refused(modelled, real, tmp_path):
-    """1. A copy, also one whose tensors have a prefix, is the target. 2. One that was trained on is not."""
+    """1. A copy, also with a prefix or in fewer bits, is the target. 2. One that was trained on is not."""
     same = copy(real, tmp_path / "same")
     inside = copy(real, tmp_path / "inside", prefix="language_model.")
+    half = copy(real, tmp_path / "half", dtype=torch.bfloat16)
     other = copy(real, tmp_path / "other", scale=1.01)
-    words = json.dumps([str(modelled), same, inside, other])
+    words = json.dumps([str(modelled), same, inside, half, other])
     *allowed, (field, detail, cure) = loaded_by(REFUSED, words, result=tmp_path / "result.pt")
-    assert allowed == [None, None]
+    assert allowed == [None, None, None]
     assert field == "verifier_name_or_path" and other in detail and cure

@@ -1,6 +1,7 @@
 """A drafter that goes on keeps its own vocabulary maps, or training says why they cannot be read."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -80,15 +81,21 @@ def test_a_checkpoint_that_a_kill_left_aside_is_put_back_before_its_vocabulary_i
 
 
 def test_maps_that_cannot_be_read_are_refused_with_a_cure_and_not_taken_for_none(dataset, tmp_path):
-    """1. It has none, and drafts from the whole vocabulary. 2. Its index is cut. 3. One map. 4. No index."""
-    none, cut, one, pickled = (tmp_path / name for name in ("none", "cut", "one", "pickled"))
+    """1. It has none, and drafts from the whole vocabulary. 2. Its index is cut. 3. One map. 4. No index.
+
+    5. A kill left half a file. 6. Its index is empty.
+    """
+    names = ("none", "cut", "one", "pickled", "half", "empty")
+    none, cut, one, pickled, half, empty = folders = [tmp_path / name for name in names]
     drafter(none, {})
     (drafter(cut, MAPS) / "model.safetensors.index.json").write_text('{"weight_map": {')
     drafter(one, {"d2t": MAPS["d2t"]})
     (drafter(pickled, MAPS) / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    os.truncate(drafter(half, MAPS) / "model.safetensors", 60)
+    (drafter(empty, MAPS) / "model.safetensors.index.json").write_text("{}")
     words = ["--draft-vocab-size", "2", "--save-path", str(tmp_path / "out"), "--from-pretrained"]
-    cases = [(str(dataset), None, *words, str(folder)) for folder in (none, cut, one, pickled)]
+    cases = [(str(dataset), None, *words, str(folder)) for folder in folders]
     nothing, *refused = loaded_by(NAMED, json.dumps(cases), result=tmp_path / "result.pt")
     assert nothing is None
-    for folder, (field, detail, cure) in zip((cut, one, pickled), refused, strict=True):
+    for folder, (field, detail, cure) in zip(folders[1:], refused, strict=True):
         assert (field, str(folder) in detail, bool(cure)) == ("from_pretrained", True, True)
