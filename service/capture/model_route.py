@@ -49,8 +49,8 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
     config = AsyncEngineArgs(**arguments).create_model_config()
     if config.architecture in INCOMPLETE:
         raise EngineRefused(
-            f"vLLM's own class for {config.architecture} returns incomplete hidden states on a GPU, and it "
-            "has none for a CPU",
+            f"on a GPU, vLLM's own class for {config.architecture} returns incomplete hidden states; on a "
+            "CPU vLLM does not run it",
             field="model",
             cure="take another model: docs/architectures.md says which architectures were run",
         )

@@ -100,7 +100,6 @@ def make_silent(shop: Shop, lost: Machine) -> None:
         tx.connection.execute(at_home.values(there_since=a_day_ago, seen_at=tx.now))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("turns", [None, "last", "all"])
 def test_what_a_lost_machine_held_is_captured_again(
     shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: str | None

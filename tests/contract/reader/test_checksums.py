@@ -40,7 +40,6 @@ def test_a_sound_dataset_is_read_the_same(sound):
     assert checked.mapped(0, checked.about.layer_ids) is None
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_is_found_where_the_layer_is_read(sound, tmp_path):
     folder, shard = copied(sound, tmp_path / "copy")
     rows = QuarryDataset(folder)

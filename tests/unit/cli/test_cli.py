@@ -210,7 +210,6 @@ def test_a_right_dataset_is_verified_with_exit_code_0(run: Run, dataset: Path, m
     assert json.loads(as_json.out)["ok"] is True
 
 
-@pytest.mark.slow
 def test_a_broken_dataset_is_told_with_exit_code_1(run: Run, dataset: Path):
     shard = next(dataset.glob("data/*/*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-1])
