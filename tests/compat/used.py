@@ -30,7 +30,7 @@ OBJECTS = {
     f"{_CONFIG}:SchedulerConfig": "async_scheduling enable_chunked_prefill max_num_batched_tokens",
     f"{_CONFIG}:CacheConfig": "cache_dtype enable_prefix_caching",
     f"{_CONFIG}:ModelConfig": "enforce_eager quantization dtype max_model_len architecture hf_text_config "
-    "get_hidden_size() try_get_generation_config()",
+    "model_arch_config get_hidden_size() try_get_generation_config()",
     f"{_CONFIG}:ParallelConfig": "tensor_parallel_size pipeline_parallel_size",
     f"{_CONFIG}:SpeculativeConfig": "draft_model_config",
     f"{_CONFIG}:KVTransferConfig": "get_from_extra_config(k,d)",
