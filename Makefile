@@ -44,7 +44,7 @@ lint: install
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --no-loadscope-reorder --durations 10
 SLOW := slow or postgresql or outside or (engine and not short)
 
-# What is run at every step: ten minutes on two slow cores.
+# What is run at every step: eleven minutes on two slow cores.
 test: lint
 	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
 
