@@ -72,7 +72,7 @@ nights: install
 CRASH_PYTEST := $(BIN)/python -m pytest tests/crash -m "long or not long" --numprocesses logical --maxprocesses 8 --durations 10
 
 # Kills, faults of the disk and the database, power cuts: a sample, drawn by a seed that is printed and may be given
-# (`make crash SEED=7`), or every case, which takes hours. `make test` runs the short form.
+# (`make crash SEED=7`), or every case, which takes hours. The short form is in `make test` and `make test-all`.
 crash: install
 	CRASH=sample SEED=$(SEED) $(CRASH_PYTEST)
 

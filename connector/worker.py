@@ -78,7 +78,10 @@ class WorkerHalf:
         )
 
     def begin(self, work: StepWork) -> None:
-        """Place sentinels in the step's fresh blocks; called before the engine computes into them."""
+        """Clear block 0 and place sentinels in the step's fresh blocks, before the engine computes into them.
+
+        Called on the engine's step thread; on CUDA this is only enqueued on the current stream.
+        """
         self._gather.begin_step()
         # The engine stores what pads a step in block 0, which the caches of all groups share and vLLM expects
         # to be zero: behind a sliding window, attention multiplies it by 0, and 0 times NaN is NaN.

@@ -1,5 +1,6 @@
-"""Which cases of the crash suite run: a short form (`make test`), a seeded sample (`make crash`), or all.
+"""Which cases of the crash suite run: a short form, a seeded sample (`make crash`), or all.
 
+The short form is in `make test` and `make test-all`.
 A test that has no short form is marked `long`; one that has is run by all three, and asks `chosen` for its
 cases. Workers of one run sample alike, because they find the seed in the environment.
 """

@@ -160,15 +160,20 @@ def test_a_beat_that_removes_workers_that_are_gone_and_who_changes_their_sicknes
     assert store.read(lambda tx: tx.connection.scalars(select(WORKER.c.owner)).all()) == ["d"]
 
 
+def start_with_consumers(store: Store, *names: str) -> None:
+    """Start a job whose shards are consumed, by consumers that are written in this order."""
+    start_units(store)
+    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
+    store.write(consumers.listens)
+    for name in names:
+        store.write(consumers.acknowledge, job_id(1), name, -1, 3600)
+
+
 def test_a_job_that_is_deleted_and_a_service_that_hears_its_consumers_again_both_succeed(
     store: Store, database: Store, clock: Clock
 ) -> None:
     """1. The last consumer is written first. 2. The job is deleted. 3. A gap of the service is over."""
-    start_units(store)
-    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
-    store.write(consumers.listens)
-    for name in ("c", "b", "a"):
-        store.write(consumers.acknowledge, job_id(1), name, -1, 3600)
+    start_with_consumers(store, "c", "b", "a")
     store.write(lambda tx: tx.connection.exec_driver_sql("ANALYZE consumer"))  # so that all of it is read
     store.write(jobs.cancel, job_id(1))
     store.write(deletion.begin, job_id(1), with_dataset=False)
@@ -182,11 +187,7 @@ def test_a_consumer_that_is_heard_after_a_gap_and_one_that_acknowledges_both_suc
     store: Store, database: Store, clock: Clock
 ) -> None:
     """1. One is heard without its units in place, and moves on all after the gap. 2. Another acknowledges."""
-    start_units(store)
-    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
-    store.write(consumers.listens)
-    for name in ("a", "b"):
-        store.write(consumers.acknowledge, job_id(1), name, -1, 3600)
+    start_with_consumers(store, "a", "b")
     clock.advance(60)
     heard = partial(store.write, consumers.heard, job_id(1), "b", 3600)
     acknowledge = partial(store.write, consumers.acknowledge, job_id(1), "a", -1, 3600)

@@ -143,6 +143,7 @@ def test_the_prefix_cache_is_off_for_recurrent_models(tmp_path):
 COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {}, "ignore": []}
 EIGHT_BITS = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 MODELOPT = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+EIGHT_BIT_CACHE = COMPRESSED | {"kv_cache_scheme": EIGHT_BITS}
 KEPT = {"kv_cache_dtype": "bfloat16"}
 
 
@@ -151,7 +152,7 @@ KEPT = {"kv_cache_dtype": "bfloat16"}
     ("quantization", "overrides"),
     [
         (COMPRESSED, {}),
-        (COMPRESSED | {"kv_cache_scheme": EIGHT_BITS}, KEPT),
+        (EIGHT_BIT_CACHE, KEPT),
         ({"quant_method": "modelopt", "quantization": MODELOPT}, KEPT),
         (COMPRESSED | {"quantization": "int4"}, {}),
     ],
@@ -162,9 +163,6 @@ def test_keys_and_values_keep_the_models_dtype_where_a_checkpoint_asks_for_fewer
 ):
     asked_for = arguments(tmp_path, "LlamaForCausalLM", "llama", quantization_config=quantization)
     assert find_route(asked_for | {"dtype": "bfloat16"}).overrides == overrides
-
-
-EIGHT_BIT_CACHE = COMPRESSED | {"kv_cache_scheme": EIGHT_BITS}
 
 
 @pytest.mark.engine
