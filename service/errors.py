@@ -253,7 +253,7 @@ class EngineDied(QuarryError):
     status = 503
     outcome = Outcome.VOID
     title = "The engine stopped"
-    usual_cure = "see the engine's last lines in the worker's log, often about memory; the unit runs again"
+    usual_cure = "see the problem's detail, or the worker's log if it says no cause; the unit runs again"
 
 
 class EngineStuck(EngineDied):

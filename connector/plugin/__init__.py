@@ -2,12 +2,13 @@
 
 It also works around three faults of vLLM: its CPU build uses tile registers without asking for them (`tiles`)
 and first calls vector math from many threads at once (`connector.vector_math`), and its GPU kernels overwrite
-the embeddings (`copies`). vLLM calls `register` in each of its processes, whoever started it, before a model
-exists. No file of vLLM is changed: our classes are added to its registry, and one method of its models is
-replaced.
+the embeddings (`copies`). And it keeps the error of which a process dies (`failure`). vLLM calls `register`
+in each of its processes, whoever started it, before a model exists. No file of vLLM is changed: our classes
+are added to its registry, and one method of its models is replaced.
 """
 
 import os
+from pathlib import Path
 
 from connector.plugin.carried import BACKEND, BACKEND_CLASSES, CARRIED, MODELS
 
@@ -16,6 +17,8 @@ CLASSES = "connector.plugin.classes"
 
 CAPTURES = "QUARRY_ENGINE_PROCESS"
 """Set by the service and inherited by its engine's processes."""
+FAILURE = "QUARRY_ENGINE_FAILURE"
+"""Likewise: the file in which they keep the error of which one of them dies."""
 
 
 def register() -> None:
@@ -29,9 +32,12 @@ def prepare() -> None:
     from vllm import ModelRegistry
 
     from connector.plugin.copies import copy_unsummed_states
+    from connector.plugin.failure import keep_failure
     from connector.plugin.tiles import ask_for_tiles
     from connector.vector_math import settle_vector_math
 
+    if FAILURE in os.environ:
+        keep_failure(Path(os.environ[FAILURE]))
     ask_for_tiles()
     settle_vector_math()
     copy_unsummed_states()

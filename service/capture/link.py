@@ -75,6 +75,8 @@ class EngineLink:
         """
         self._folder = Path(tempfile.mkdtemp(prefix="quarry-"))
         self.path = self._folder / "engine.sock"
+        self.failure_path = self._folder / "failure"
+        """Where a process of the engine writes the error of which it dies."""
         self._server: asyncio.Server | None = None
         self._streams: dict[int, asyncio.StreamWriter] = {}
         self._attempts: dict[AttemptId, _Attempt] = {}
@@ -89,6 +91,12 @@ class EngineLink:
     def alive(self) -> bool:
         """Return whether every connection that was made is still open."""
         return self._lost is None
+
+    def failure(self) -> str | None:
+        """Return the error of which a process of the engine died, if it wrote one."""
+        with contextlib.suppress(OSError):
+            return self.failure_path.read_text("utf-8", "replace") or None
+        return None
 
     async def listen(self) -> None:
         """Start accepting connections from connector workers."""
@@ -194,7 +202,8 @@ class EngineLink:
             writer.close()
             if rank is not None:
                 self._streams.pop(rank, None)
-                self._lose(EngineDied(f"rank {rank} of the engine went away"))
+                why = self.failure() or "without an error of its own"
+                self._lose(EngineDied(f"rank {rank} of the engine went away: {why}"))
 
     def _greet(self, hello: Hello) -> None:
         counts = {hello.num_ranks, *(earlier.num_ranks for earlier in self._hellos.values())}

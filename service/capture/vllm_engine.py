@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from connector.plugin import CAPTURES
+from connector.plugin import CAPTURES, FAILURE
 
 # Read by vLLM. A service that handles other people's data sends no usage statistics.
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -69,6 +69,7 @@ class VllmEngine:
     def __init__(self) -> None:
         self._llm: AsyncLLM | None = None
         self._start: VllmStart[AsyncLLM] | None = None
+        self._link: EngineLink | None = None
 
     @property
     def alive(self) -> bool:
@@ -81,6 +82,8 @@ class VllmEngine:
         check_engine_options(settings.engine_options, known)
         # Read only by the CPU build, in the core's process; an operator's own value is kept.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
+        os.environ[FAILURE] = str(link.failure_path)
+        self._link = link
         arguments = engine_arguments(spec, settings, link, self.connector_module)
         try:
             # The core connects to our link while it starts, so the loop must stay free.
@@ -107,9 +110,12 @@ class VllmEngine:
             if link.refusal is not None:
                 raise EngineRefused(link.refusal, field="model") from error
             raise EngineDied(
-                f"vLLM did not start for {spec.weights.name}: {error}",
+                f"vLLM did not start for {spec.weights.name}: {link.failure() or error}",
                 field="model",
-                cure="see the engine's log: too little memory, or a model without auxiliary hidden states",
+                cure=(
+                    "where memory is short, free the GPU, set QUARRY_TENSOR_PARALLEL_SIZE or lower the "
+                    "job's 'max_tokens'; the engine's log has the whole error"
+                ),
             ) from error
         hellos = await link.hello(settings.engine_start_timeout_s)
         config = llm.vllm_config
@@ -140,6 +146,7 @@ class VllmEngine:
     async def run(self, prompt: Prompt) -> Answer:
         """Submit one request and wait for its last output."""
         assert self._llm is not None, "start() comes first"  # noqa: S101
+        assert self._link is not None, "start() comes first"  # noqa: S101
         check_generate(prompt.generate, self.info)
         last: RequestOutput | None = None
         stream = self._llm.generate(
@@ -150,11 +157,13 @@ class VllmEngine:
                 async for output in stream:
                     last = output
         except EngineDeadError as error:
-            raise EngineDied("the engine's core died; its log names the cause") from error
+            why = self._link.failure() or "without an error of its own"
+            raise EngineDied(f"the engine's core died: {why}") from error
         except (VLLMValidationError, ValueError) as error:
             raise PromptRefused(str(error)) from error
         except EngineGenerateError as error:
-            raise EngineDied(f"request {prompt.request_id} failed in the engine: {error}") from error
+            why = self._link.failure() or error
+            raise EngineDied(f"request {prompt.request_id} failed in the engine: {why}") from error
         if last is None or not last.outputs or last.outputs[0].finish_reason not in FINISHED_WELL:
             reason = last.outputs[0].finish_reason if last is not None and last.outputs else None
             raise EngineDied(f"request {prompt.request_id} ended as {reason} in the engine")

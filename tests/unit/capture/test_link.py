@@ -248,6 +248,20 @@ def test_ranks_that_contradict_each_other_are_no_engine(rank: int, num_ranks: in
     asyncio.run(contradict())
 
 
+@pytest.mark.parametrize("why", ["MemoryError: no room for 2.00 GiB", None])
+def test_what_a_rank_died_of_is_named(why: str | None) -> None:
+    @with_ranks(1)
+    async def die(link: EngineLink, ranks: list[Rank]) -> None:
+        if why is not None:
+            link.failure_path.write_text(why)
+        await opened(link, ranks)
+        await ranks[0].leave()
+        with pytest.raises(EngineDied, match=f"rank 0 of the engine went away: {why or 'without an error'}"):
+            await link.receipts(ATTEMPT)
+
+    die()
+
+
 @with_ranks(2)
 async def test_a_rank_does_not_speak_for_another(link: EngineLink, ranks: list[Rank]) -> None:
     opening = asyncio.create_task(link.open(ORDER))
