@@ -166,12 +166,12 @@ class Repository:
         return self._ask(f"read {path}", download)
 
     def upload(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Upload large files' content; what the Hub already has is not sent. Raises Passing, HubDenied."""
+        """Upload large files' content; what the Hub already has is not sent.
+
+        Raises Passing, HubDenied, OptionRefused.
+        """
         try:
-            with self._translated("upload"):
-                self._api.preupload_lfs_files(
-                    self.target.repo_id, additions, repo_type="dataset", revision=BRANCH, free_memory=False
-                )
+            self._preupload("upload", additions)
         except Passing as error:
             # The xet client hides the status of a refused token behind a ConnectionError.
             self.check_right()
@@ -185,9 +185,10 @@ class Repository:
     ) -> str:
         """Commit uploaded files and deletions; return the commit's oid.
 
-        With `parent`, only if that is still the branch's head. Raises Passing, HubDenied: after any error the
-        commit may exist anyway, so read the repository before retrying.
+        With `parent`, only if that is still the branch's head. Raises Passing, HubDenied, OptionRefused: but
+        for the last, the commit may exist anyway, so read the repository before retrying.
         """
+        self._preupload("commit", [one for one in operations if isinstance(one, CommitOperationAdd)])
         with self._translated("commit"):
             done = self._api.create_commit(
                 **self._where,
@@ -197,6 +198,18 @@ class Repository:
                 parent_commit=parent,
             )
         return str(done.oid)
+
+    def _preupload(self, doing: str, additions: Sequence[CommitOperationAdd]) -> None:
+        """Upload large files' content. Raises OptionRefused for a file that the client would leave out."""
+        with self._translated(doing):
+            self._api.preupload_lfs_files(
+                self.target.repo_id, additions, repo_type="dataset", revision=BRANCH, free_memory=False
+            )
+        # The client would leave these out of a commit, and only log it: a manifest would name missing files.
+        if ignored := [one.path_in_repo for one in additions if one._should_ignore]:
+            detail = f"{self.target.repo_id} has a .gitignore that leaves out {ignored[0]}"
+            cure = "take the pattern out of .gitignore there, or name another repository"
+            raise OptionRefused(detail, field=FIELD, cure=cure)
 
     def _ask(self, doing: str, call: Callable[[], Result]) -> Result:
         def once() -> Result:

@@ -36,6 +36,7 @@ from tests.support.hub_state import (
     Kind,
     Repo,
     Token,
+    ignores,
     is_large,
     large_blob,
     regular_blob,
@@ -294,7 +295,7 @@ class FakeHub:
             about = {
                 "path": asked["path"],
                 "uploadMode": "lfs" if large else "regular",
-                "shouldIgnore": False,
+                "shouldIgnore": ignores(tree, asked["path"]),
             }
             if asked["path"] in tree:
                 about["oid"] = tree[asked["path"]].etag

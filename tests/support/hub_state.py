@@ -4,6 +4,7 @@ import hashlib
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,6 +112,12 @@ def xet_bytes(cas: Path, xet_hash: str, size: int) -> bytes:
 
 def is_large(path: str, size: int) -> bool:
     return path.endswith(LFS_SUFFIXES) or size > REGULAR_LIMIT_BYTES
+
+
+def ignores(tree: Mapping[str, Blob], path: str) -> bool:
+    """Say whether a repository's .gitignore has a path; its patterns are names of files and folders."""
+    patterns = (tree[".gitignore"].content or b"").decode().split() if ".gitignore" in tree else []
+    return any(fnmatch(part, one.rstrip("/")) for one in patterns for part in path.split("/"))
 
 
 def regular_blob(content: bytes) -> Blob:

@@ -25,7 +25,7 @@ from tests.support.finished_job import (
     an_identity,
 )
 from tests.support.hub_client import HubClient
-from tests.support.hub_state import Fault, Repo, Token, large_blob
+from tests.support.hub_state import Fault, Repo, Token, large_blob, regular_blob
 from tests.support.hub_storage import XetStorage
 
 
@@ -34,6 +34,19 @@ def test_a_public_repository_is_refused_where_a_private_one_was_asked_for(desk: 
     answer = desk.push()
     assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.private")
     assert desk.push(private=False)["commit"] == desk.repo.head.oid
+
+
+@pytest.mark.parametrize("pattern", ["data/", "*.json"])
+def test_a_repository_that_ignores_a_file_of_the_dataset_is_refused(desk: Desk, pattern: str) -> None:
+    """The Hub's client leaves what .gitignore names out of a commit, and only logs that."""
+    desk.hub.add_repo(REPO, {".gitignore": f"*.tmp\n{pattern}\n".encode()}, private=True)
+    answer = desk.push()
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert ".gitignore" in answer["detail"]
+    assert desk.titles() == []
+    desk.repo.add("mended", {".gitignore": regular_blob(b"*.tmp\n")})
+    assert desk.push()["commit"] == desk.repo.head.oid
+    assert etags(desk.dataset).items() <= desk.pushed().items()
 
 
 @pytest.mark.slow
