@@ -6,17 +6,19 @@ time.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from sqlalchemy import and_, bindparam, delete, select, update
+from sqlalchemy import and_, bindparam, delete, or_, select, update
 
 from schemas.job import JobState, Problem
 from service.errors import (
     STORE_AWAY,
     HubLimited,
     HubUnavailable,
+    IllegalMove,
     LeaseLost,
     NotFound,
     Outcome,
@@ -48,6 +50,9 @@ AnyLease = TypeVar("AnyLease", bound=Lease)
 
 OF_HUB = frozenset(f"urn:quarry:{problem_slug(kind)}" for kind in (HubUnavailable, HubLimited))
 HUB_CURE = "look at the Hub's status, and at the way there from the host; then resume the job"
+
+HELD_BACK = timedelta(hours=1)
+"""How long the tasks of a job wait that can be neither leased nor blocked: until then, others are leased."""
 
 _ATTEMPT = ("job_id", "kind", "item", "epoch", "owner")
 _MINE = and_(
@@ -87,7 +92,9 @@ def lease(
 ) -> AnyLease | None:
     """Try job after job, each in its own transaction, until one has a free task; `grant` makes the lease.
 
-    On the way, a job is blocked if too many owners died while holding the task to be leased.
+    On the way, a job is blocked if too many owners died while holding the task to be leased. One whose task
+    cannot be leased is blocked, too; where it cannot be, since it has ended or its own row is damaged, its
+    tasks wait for `HELD_BACK`.
     """
     while (job_id := store.read(_next_job, kind, owner, choice)) is not None:
         try:
@@ -100,8 +107,21 @@ def lease(
         except Exception as error:
             # Supervisor: one job's bug must not keep the others from being leased.
             logger.exception("the %s of job %s cannot be leased", kind, job_id)
-            store.write(block, kind, job_id, internal_error(error).problem())
+            store.write(_hold_back, kind, job_id)
+            with suppress(NotFound, IllegalMove, ValueError, LookupError):
+                store.write(block, kind, job_id, internal_error(error).problem())
     return None
+
+
+def _hold_back(tx: Transaction, kind: TaskKind, job_id: str) -> None:
+    """Let a job's free tasks of a kind wait, without a look at the job's row, which may be damaged."""
+    check_write(tx)
+    until = tx.now + HELD_BACK
+    of_kind = TASK.c.job_id == job_id, TASK.c.kind == kind
+    tx.connection.execute(select(TASK.c.item).where(*of_kind).order_by(TASK.c.item).with_for_update())
+    for state, time in ((TaskState.PENDING, TASK.c.not_before), (TaskState.LEASED, TASK.c.lease_until)):
+        free = TASK.c.state == state, or_(time.is_(None), time <= tx.now)
+        tx.connection.execute(update(TASK).where(*of_kind, *free).values({time: until}))
 
 
 def block(tx: Transaction, kind: TaskKind, job_id: str, problem: Problem) -> None:

@@ -1,0 +1,74 @@
+"""A row that cannot be read, such as one of a later version, holds up the work on its own job alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Text, cast, update
+
+from schemas.job import JobState
+from schemas.webhook import Webhook
+from service.store import Lease, NewJob, Store, deletion, jobs, plans, publishing, tasks, units, webhooks
+from service.store.tables import EVENT, JOB
+from tests.support.store_cases import (
+    OWNER,
+    TTL_S,
+    Clock,
+    a_request,
+    capture,
+    job_id,
+    reach,
+    start_units,
+    submit,
+)
+
+FIRST, SECOND = job_id(1), job_id(2)
+
+
+def damage(database: Store, column: Any, job: Any) -> None:
+    with database.writing() as tx:
+        tx.connection.execute(update(column.table).where(job == FIRST).values({column: cast("{", Text)}))
+
+
+@pytest.mark.parametrize(
+    ("begin", "lease"),
+    [
+        (submit, plans.lease),
+        (lambda store, n: start_units(store, 1, n), units.lease),
+        (lambda store, n: capture(store, 1, n), publishing.lease),
+        (lambda store, n: reach(store, JobState.DELETING, n), deletion.lease),
+    ],
+    ids=["plan", "capture", "publish", "delete"],
+)
+def test_a_job_that_can_neither_be_leased_nor_blocked_is_tried_again_later(
+    begin: Callable[[Store, int], object],
+    lease: Callable[[Store, str, float], Lease | None],
+    store: Store,
+    database: Store,
+    clock: Clock,
+) -> None:
+    for number in (1, 2):
+        begin(store, number)
+    damage(database, JOB.c.problem, JOB.c.id)
+    taken = lease(store, OWNER, TTL_S)
+    assert taken is not None
+    assert taken.job_id == SECOND
+    assert lease(store, OWNER, TTL_S) is None
+    with database.writing() as tx:
+        tx.connection.execute(update(JOB).values(problem=None))
+    clock.advance(tasks.HELD_BACK.total_seconds())
+    taken = lease(store, OWNER, TTL_S)
+    assert taken is not None
+    assert taken.job_id == FIRST
+
+
+def test_a_report_whose_event_cannot_be_read_holds_up_no_other(store: Store, database: Store) -> None:
+    request = a_request().model_copy(update={"webhook": Webhook(url="https://receiver.example/")})
+    for job in (FIRST, SECOND):
+        store.write(jobs.submit, NewJob.of(job, job, request))
+        store.write(jobs.cancel, job)
+    damage(database, EVENT.c.entry, EVENT.c.job_id)
+    lease = webhooks.lease(store, OWNER, TTL_S)
+    assert lease is not None
+    assert lease.job_id == SECOND
+    assert store.read(jobs.state, FIRST) is JobState.CANCELLED
