@@ -109,7 +109,9 @@ def _pass_on(file: Path, taken: Path, kept: Path) -> None:
         shutil.copyfile(file, temporary)
         fsync(temporary)
         temporary.replace(taken / file.name)
-        kept.mkdir(exist_ok=True)
+        # A power cut that kept only the move would lose it: the run's give-back removes what it passed on.
+        fsync(taken)
+        make_folder(kept, kept.parent)
         _move(file, kept)
 
 
