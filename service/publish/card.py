@@ -56,12 +56,15 @@ def states_config(name: str) -> str:
 
 
 def assigned_configs(card: str | None) -> dict[str, str]:
-    """Return the configuration of each job that `card` lists. Raises OptionRefused if its YAML is broken."""
+    """Return the configuration of each job that `card` lists: the first, since a person's come behind ours.
+
+    Raises OptionRefused if its YAML is broken.
+    """
     configs: dict[str, str] = {}
     for config in _configs(_parsed(card)[0]):
         for job_id in JOB_IN_PATH.findall(str(config.get("data_files"))):
             if name := config.get("config_name"):
-                configs[job_id] = str(name)
+                configs.setdefault(job_id, str(name))
     return configs
 
 

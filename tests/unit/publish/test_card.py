@@ -220,6 +220,18 @@ def test_a_configuration_of_somebody_else_stays(manifest: Manifest) -> None:
     assert configs[-1] == {"config_name": "raw", "data_files": "raw/*.jsonl"}
 
 
+def test_a_job_that_somebody_elses_configuration_lists_too_stays_in_its_own(
+    manifest: Manifest, other: Manifest
+) -> None:
+    before = DatasetCard(render_card([manifest]))
+    theirs = {"config_name": "best", "data_files": f"data/{JOB}/*.parquet"}
+    before.data["configs"] = [*before.data["configs"], theirs]
+    card = render_card([manifest, other], existing=str(before))
+    index, states, best = yaml_of(card)["configs"]
+    assert (index["config_name"], states["config_name"], best) == ("index", "states", theirs)
+    assert states["data_files"][0]["path"] == [f"data/{job}/*.parquet" for job in sorted((JOB, OTHER_JOB))]
+
+
 def test_a_card_without_yaml_keeps_its_text(manifest: Manifest) -> None:
     assert "just text" in render_card([manifest], existing="just text")
 
