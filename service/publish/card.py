@@ -109,8 +109,9 @@ def grouped(
 
 def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
     """Return the YAML and the text of a card."""
-    if not card or not card.startswith("---"):
-        return {}, card or ""
+    card = (card or "").removeprefix("\ufeff")  # which some editors write
+    if not card.startswith("---"):
+        return {}, card
     header = REGEX_YAML_BLOCK.search(card[:MAX_HEADER_CHARS])
     if header is None and len(card) <= MAX_HEADER_CHARS:
         return {}, card

@@ -220,6 +220,11 @@ def test_a_configuration_of_somebody_else_stays(manifest: Manifest) -> None:
     assert configs[-1] == {"config_name": "raw", "data_files": "raw/*.jsonl"}
 
 
+def test_a_card_that_an_editor_began_with_a_byte_order_mark_keeps_its_yaml(manifest: Manifest) -> None:
+    before = render_card([manifest], {JOB: "mine"})
+    assert render_card([manifest], existing=f"\ufeff{before}") == before
+
+
 def test_a_job_that_somebody_elses_configuration_lists_too_stays_in_its_own(
     manifest: Manifest, other: Manifest
 ) -> None:
