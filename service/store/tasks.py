@@ -6,7 +6,6 @@ time.
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -107,9 +106,10 @@ def lease(
         except Exception as error:
             # Supervisor: one job's bug must not keep the others from being leased.
             logger.exception("the %s of job %s cannot be leased", kind, job_id)
-            store.write(_hold_back, kind, job_id)
-            with suppress(NotFound, IllegalMove, ValueError, LookupError):
+            try:
                 store.write(block, kind, job_id, internal_error(error).problem())
+            except (NotFound, IllegalMove, ValueError, LookupError):
+                store.write(_hold_back, kind, job_id)
     return None
 
 
