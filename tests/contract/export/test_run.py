@@ -219,6 +219,8 @@ def test_a_folder_with_something_else_in_it_is_refused(dataset, tmp_path):
         ("nemo", {"target": "/nowhere"}, "target", "holds no config.json"),
         ("nemo", {"algorithm": Algorithm.EAGLE3}, "draft_vocab", "the probability of every token of the"),
         ("nemo", EAGLE3 | {"layers": (2, 4)}, "layers", "three decoder layers"),
+        ("speculators", {"draft_vocab": 10**6}, "draft_vocab", "does not fit a target vocabulary"),
+        ("specforge", {"draft_vocab": 9, "target": "/nowhere"}, "target", "holds no config.json"),
     ],
 )
 def test_what_a_trainer_cannot_use_is_refused_before_anything_is_written(
