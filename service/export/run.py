@@ -16,6 +16,7 @@ from service.export.options import ExportOptions, FormatName
 from service.export.record import LOCK, RECORD, begin, end, export_identity
 from service.export.saving import seal_missing
 from service.export.source import Source, open_dataset, refusing_datasets
+from service.export.target import refuse_another_name
 from service.export.vocabulary import draft_vocabulary
 from service.folder_lock import locked
 from service.reader.ahead import made_ahead
@@ -42,6 +43,7 @@ def export(where: str, out: Path, options: ExportOptions) -> Exported:
     with refusing_datasets():
         source = open_dataset(where, options)
         trainer_format = format_of(source)
+        refuse_another_name(source)
         if (size := options.draft_vocab) is not None and not (out / RECORD).exists():
             draft_vocabulary(source, size)  # it is written last: what is wrong would show behind all rows
         out.mkdir(parents=True, exist_ok=True)

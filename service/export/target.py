@@ -1,16 +1,24 @@
 """What trainers need from the target but the dataset does not have: vocabulary size, model type, weights."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from schemas.names import is_local_model
-from service.errors import OptionRefused
+from service.errors import EngineRefused, OptionRefused
 from service.export.source import Source
 from service.plan.model_config import config_json, read_config
 from service.plan.model_folder import ModelFolder, content_of, local_revision, locate_model, weights_digest
-from service.proof.head_weights import HeadWeights, read_embedding, read_head, read_norm, text_config
+from service.proof.head_weights import (
+    HeadWeights,
+    norm_weight,
+    read_embedding,
+    read_head,
+    read_norm,
+    text_config,
+)
 from service.settings import Settings
 
 
@@ -65,6 +73,31 @@ def find_target(source: Source, *, with_weights: bool = False) -> TargetFolder:
     )
 
 
+def refuse_another_name(source: Source) -> None:
+    """Refuse to name a target to the trainer whose final norm is not the dataset's: its head is another's.
+
+    Needs neither a config nor transformers. Where no norm is found, the trainer says what it lacks. Raises
+    OptionRefused (`target`).
+    """
+    if (named := source.options.target) is None:
+        return
+    with suppress(EngineRefused):
+        weight_H = norm_weight(Path(named))
+        if weight_H is not None and has_another_norm(source, weight_H):
+            raise _another(Path(named), "another final norm")
+
+
+def has_another_norm(source: Source, weight_H: torch.Tensor) -> bool:
+    """Return whether a final norm's weight cannot be that of the dataset's target.
+
+    A copy of the target in fewer bits is the target. A weight of another size may be another part's, such as
+    a vision tower's; or else training fails by it.
+    """
+    own_H = source.rows.row(0).norm.weight_H
+    dtype = max(weight_H.dtype, own_H.dtype, source.rows.about.dtype, key=lambda one: torch.finfo(one).eps)
+    return weight_H.shape == own_H.shape and not torch.equal(weight_H.to(dtype), own_H.to(dtype))
+
+
 def refuse_another_model(source: Source, target: TargetFolder) -> None:
     """Refuse a target that is not the dataset's, by its final norm and, where they are known, its weights.
 
@@ -75,9 +108,12 @@ def refuse_another_model(source: Source, target: TargetFolder) -> None:
     # A target that is not named was found by its weights.
     is_named = source.options.target is not None
     if not alike or (is_named and known is not None and weights_digest(target.folder) != known):
-        what = "other weights" if alike else "another final norm"
-        raise OptionRefused(
-            f"{target.folder} has {what} than the dataset: it is another model",
-            field="target",
-            cure="name the folder of the model that the dataset was made with in --target",
-        )
+        raise _another(target.folder, "other weights" if alike else "another final norm")
+
+
+def _another(folder: Path, what: str) -> OptionRefused:
+    return OptionRefused(
+        f"{folder} has {what} than the dataset: it is another model",
+        field="target",
+        cure="name the folder of the model that the dataset was made with in --target",
+    )

@@ -115,6 +115,13 @@ def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
     return NormWeights(norm, weight_H, _read(files, bias_name) if bias_name else None)
 
 
+def norm_weight(folder: Path) -> torch.Tensor | None:
+    """Return the weight of the final norm of the model in `folder`, or None. Raises EngineRefused."""
+    files = tensor_files(folder)
+    name = _find(files, FINAL_NORM_MODULE.pattern + r"\.weight")
+    return None if name is None else _read(files, name)
+
+
 def read_embedding(folder: Path) -> torch.Tensor:
     """Read the input embedding [V, H] of the model in `folder`. Raises EngineRefused."""
     files = tensor_files(folder)

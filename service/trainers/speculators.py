@@ -33,7 +33,7 @@ from service.export.options import STATES_OF_LAST_ONLY, Algorithm, ExportOptions
 from service.export.record import LOCK, RECORD, begin, end
 from service.export.saving import seal_missing
 from service.export.source import Source, refusing_datasets, source_of
-from service.export.target import find_target
+from service.export.target import find_target, has_another_norm
 from service.folder_lock import locked
 from service.reader import QuarryDataset
 from service.reader.jobs import read_jobs
@@ -215,11 +215,7 @@ def _refuse_another_target(source: Source, verifier: str) -> None:
         weight_H = load_model_layers([_FINAL_NORM], verifier)[_FINAL_NORM]
     except (ValueError, FileNotFoundError, EntryNotFoundError):
         return  # training says what the verifier lacks
-    own_H = source.rows.row(0).norm.weight_H
-    # A copy of the target in fewer bits is the target.
-    dtype = max(weight_H.dtype, own_H.dtype, source.rows.about.dtype, key=lambda one: torch.finfo(one).eps)
-    # One of another size may be another part's, such as a vision tower's; or else training fails by it.
-    if weight_H.shape == own_H.shape and not torch.equal(weight_H.to(dtype), own_H.to(dtype)):
+    if has_another_norm(source, weight_H):
         detail = f"{verifier} has another final norm than {source.identity.model}, the target of the dataset"
         raise OptionRefused(detail, field="verifier_name_or_path", cure="name the dataset's own target")
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from service.errors import OptionRefused
-from service.export.options import Algorithm
+from service.export.options import Algorithm, FormatName
 from service.export.run import export
 from tests.contract.export.conftest import wanted
 from tests.contract.export.test_run import with_manifest
@@ -41,6 +41,22 @@ def test_nemo_refuses_another_model(modelled, real, tmp_path, changes, tensor, t
     assert refused.value.field == "target"
     assert not (tmp_path / "out").exists()
     assert export(str(modelled), tmp_path / "out", wanted("nemo", **changes, target=str(real))).rows == 12
+
+
+@pytest.mark.parametrize("to", sorted(set(FormatName) - {FormatName.NEMO}))
+def test_no_trainer_is_sent_to_the_head_of_another_model(modelled, real, tmp_path, to):
+    other = changed(real, tmp_path / "other", "model.norm.weight")
+    with pytest.raises(OptionRefused, match="another final norm than the dataset") as refused:
+        export(str(modelled), tmp_path / "out", wanted(to, target=str(other)))
+    assert refused.value.field == "target"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_without_weights_here_can_be_named(modelled, real, tmp_path):
+    (tmp_path / "light").mkdir()
+    shutil.copy(real / "config.json", tmp_path / "light")
+    options = wanted("modelopt", target=str(tmp_path / "light"), draft_vocab=9)
+    assert export(str(modelled), tmp_path / "out", options).rows == 12
 
 
 @pytest.mark.parametrize("changes", [{}, EAGLE3])
