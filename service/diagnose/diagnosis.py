@@ -102,8 +102,9 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
         )
     numbers = range(0, len(rows), max(1, len(rows) // num_rows))[:num_rows]
     given = [one for number in numbers if (one := asked(number, rows.row(number), drafter.target))]
-    if not given:
-        raise SourceRefused("no row has a supervised token", field="dataset", cure="name another dataset")
+    if len(given) < 2:  # the drafter is tried on the states of another row
+        what = f"two rows with a supervised token are needed, got {len(given)}"
+        raise SourceRefused(what, field="dataset", cure="name another dataset")
     predictions = [_read(drafter, one) for one in given]
     rates_K = acceptance.step_rates(predictions)
     played = [predicted for predicted in predictions if predicted.own] or predictions

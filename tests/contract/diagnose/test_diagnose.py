@@ -40,15 +40,19 @@ def target(tmp_path_factory):
     return random_target(folder, layers=LAST, hidden=64, dtype="float32", max_position=512)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory, target):
-    shop = Shop.open(tmp_path_factory.mktemp("shop"), target, engine="tests.support.model_engine:ModelEngine")
+def captured(folder, target, samples):
+    shop = Shop.open(folder, target, engine="tests.support.model_engine:ModelEngine")
     try:
-        job = shop.run(request(target, conversations(16), layers=list(range(LAST + 1))))
+        job = shop.run(request(target, samples, layers=list(range(LAST + 1))))
         assert job.state is JobState.COMPLETED, job.problem
         return shop.settings.dataset_dir(job.id)
     finally:
         shop.store.close()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory, target):
+    return captured(tmp_path_factory.mktemp("shop"), target, conversations(16))
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +106,14 @@ def test_a_right_drafter_is_left_alone_and_its_page_is_whole(drafters, diagnosed
 def test_an_untrained_drafter_is_called_so(drafters, diagnosed):
     (only,) = findings(diagnosed(drafters / "untrained", "--json"))
     assert "undertrained" in only["what"]
+
+
+def test_one_row_has_no_other_to_exchange_states_with_and_is_refused(drafters, target, tmp_path):
+    """Its own states in place of another row's would show that a right drafter uses none."""
+    one = captured(tmp_path, target, conversations(1))
+    words = (drafters / "right", "--dataset", one, "--target", target)
+    done = run("service.cli", "diagnose", *words, code=2)
+    assert "two rows with a supervised token are needed, got 1" in done.stderr
 
 
 @pytest.mark.parametrize(
