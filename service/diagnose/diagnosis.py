@@ -11,7 +11,7 @@ import torch
 from service.diagnose import acceptance
 from service.diagnose.acceptance import Drafts, Length, RowPredictions
 from service.diagnose.drafter import FORMS, Drafter
-from service.diagnose.rows import OWN_SHARE, Asked, asked, fed
+from service.diagnose.rows import OWN_SHARE, Asked, asked, fed, spread
 from service.diagnose.target import TargetWeights, objectives, read_target
 from service.diagnose.tried import Search, search
 from service.errors import SourceRefused
@@ -100,8 +100,11 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
             cure=f'capture a few rows with "layers": {sorted({*drafter.declared.layers, *layer_ids})} '
             "in the job, or mend the drafter's config.json if it is of other layers",
         )
-    numbers = range(0, len(rows), max(1, len(rows) // num_rows))[:num_rows]
-    given = [one for number in numbers if (one := asked(number, rows.row(number), drafter.target))]
+    given = [
+        one
+        for number in spread(len(rows), num_rows)
+        if (one := asked(number, rows.row(number), drafter.target))
+    ]
     if len(given) < 2:  # the drafter is tried on the states of another row
         what = f"two rows with a supervised token are needed, got {len(given)}"
         raise SourceRefused(what, field="dataset", cure="name another dataset")
@@ -111,7 +114,7 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
     drafts = acceptance.drafts_of(played, rates_K)
     data = _data(given, drafter)
     untrained = drafter.is_untouched and float(rates_K[0]) < LITTLE * data.frequent
-    some = [one.thinned(SEARCH_PLACES) for one in given[:: max(1, len(given) // SEARCH_ROWS)][:SEARCH_ROWS]]
+    some = [given[place].thinned(SEARCH_PLACES) for place in spread(len(given), SEARCH_ROWS)]
     return Diagnosis(
         drafter=str(folder),
         dataset=dataset,

@@ -64,6 +64,12 @@ def asked(number: int, row: Row, target: TargetWeights) -> Asked | None:
     return Asked(number, row, target.likeliest(row), places_R, begins_R)
 
 
+def spread(length: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `length`, evenly spaced over all of them."""
+    count = min(length, most)
+    return [place * length // count for place in range(count)]
+
+
 def fed(setting: Setting, row: Row, other: Row) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token ids [T] and states [T, F] of a row as fed by a setting."""
     index_T = torch.arange(row.num_tokens)
