@@ -65,7 +65,7 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.NAME: (
         "every row, before the unit commits, and in `quarry verify`",
-        "a sample's id is the hash of its source id, tokens and mask",
+        "a sample's id is the hash of its source id and of the tokens and mask that were planned",
     ),
     Check.LAST: (
         "every row, before the unit commits, and in `quarry verify --model`",
@@ -106,6 +106,9 @@ planned, loaded or compared, its job fails by name; an engine that is already ru
   directions are checked.
 - With the canary skipped, a model has only the checks of every row: an auxiliary layer that is off by one
   passes.
+- A sample's id covers what was planned: of an answer by the target it holds no token and no flag of the mask,
+  and of a row that is rendered again for later turns none at all. They are checked before the commit; in a
+  finished dataset with all its hashes made right again, `quarry verify` does not see that they were changed.
 - Without layer N (`"final_layer": false`) there is no last token to check against the engine.
 - "States seen before" covers the rows of one rank: it does not compare a row with rows that another rank
   drained.
