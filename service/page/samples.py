@@ -63,7 +63,7 @@ def sample_context(store: Store, settings: Settings, job: JobRow, unit: int, row
         return context | {"shown": None, "chart": None}
     file = _file(settings, job.id, found, shard)
     shown = _shown(RowTask(file, in_shard, job.model, settings.model_roots, job.identity), settings)
-    return context | {"shown": shown, "chart": _chart(shown)}
+    return context | {"shown": shown, "chart": sizes(shown)}
 
 
 def _shown(task: RowTask, settings: Settings) -> ShownRow:
@@ -103,15 +103,15 @@ def _file(settings: Settings, job_id: str, unit: UnitView, shard: ShardEntry) ->
     return sealed if sealed.is_file() else landed
 
 
-def _chart(shown: ShownRow) -> Chart:
-    """Return a chart with one line per layer over the tokens of the row."""
+def sizes(shown: ShownRow) -> Chart:
+    """Return a chart with one line per layer over the tokens of the row, of a single token with a dot."""
     values = [value for layer in shown.rms.values() for value in layer]
     x = Axis(0, max(1, shown.num_tokens - 1), 44, WIDTH - 8, whole=True)
     chart = Chart(HEIGHT, x, spanning(values, HEIGHT - 36, TOP, log=True))
     rows = []
     for index, (layer_id, layer) in enumerate(shown.rms.items()):
-        points = [(x.at(place * shown.step), chart.y.at(value)) for place, value in enumerate(layer)]
-        chart.path(points, f"line s{index % COLOURS}")
+        places = {place * shown.step: value for place, value in enumerate(layer)}
+        chart.line(places, f"s{index % COLOURS}", dots=len(layer) == 1)
         rows.append((f"layer {layer_id}", number(median(layer)), number(min(layer)), number(max(layer))))
     chart.rows = rows
     return chart

@@ -140,10 +140,12 @@ class Chart:
         """Draw a line through points."""
         self.mark("path", kind, d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points))
 
-    def line(self, values: Mapping[int, float], kind: str, name: str = "", radius: float = 3) -> None:
-        """Draw a line through values with a dot at each; hints have `name` and the x value."""
+    def line(
+        self, values: Mapping[int, float], kind: str, name: str = "", radius: float = 3, *, dots: bool = True
+    ) -> None:
+        """Draw a line through values, with a dot at each if `dots`; hints have `name` and the x value."""
         if values:
             self.path([(self.x.at(x), self.y.at(y)) for x, y in values.items()], f"line {kind}")
-        for x, y in values.items():
+        for x, y in values.items() if dots else ():
             hint = f"{name} {x}: {number(y)}" if name else ""
             self.mark("circle", f"dot {kind}", hint=hint, cx=self.x.at(x), cy=self.y.at(y), r=radius)

@@ -11,9 +11,10 @@ import pytest
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.names import shard_path
+from service.page.samples import sizes
 from service.plan.child import stored_row
 from service.plan.child.stored_row import show
-from service.plan.child.task import RowTask
+from service.plan.child.task import RowTask, ShownRow
 from service.settings import Settings
 from service.store import Store
 from tests.support.api import api_settings, serving, stored
@@ -86,6 +87,13 @@ def test_of_a_long_row_each_value_is_the_mean_of_some_tokens(tmp_path: Path, mon
     for layer, values in single.rms.items():
         parts = values[: means.step], values[means.step :]
         assert means.rms[layer] == pytest.approx([fmean(part) for part in parts])
+
+
+@pytest.mark.parametrize(("values", "dots"), [((0.7,), 2), ((0.7, 0.8), 0)])
+def test_a_row_of_one_token_has_dots_where_no_line_can_be_drawn(values: tuple[float, ...], dots: int):
+    lone = {"sample_id": "s", "source_id": None, "prompt_tokens": 1, "supervised": 1, "tokens": (), "step": 1}
+    chart = sizes(ShownRow(**lone, num_tokens=len(values), no_text="", rms=dict.fromkeys(LAYERS, values)))
+    assert [mark.tag for mark in chart.marks].count("circle") == dots
 
 
 def test_a_row_is_shown_with_its_mask_and_its_layers(api: httpx2.Client, store: Store):
