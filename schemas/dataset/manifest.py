@@ -50,7 +50,7 @@ class CanaryReport(Wire):
     job_id: JobId = Field(description="the job that it ran for; others may rely on it")
     prompts: int
     tokens: int
-    layers: tuple[LayerAgreement, ...]
+    layers: tuple[LayerAgreement, ...] = Field(min_length=1)
     reference: str = Field(description="the library of the reference, with its version")
     seconds: float = Field(description="run time of the reference")
     peak_bytes: int = Field(description="peak memory of the reference's process")
