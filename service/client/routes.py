@@ -40,7 +40,7 @@ from schemas.source import Sample
 from schemas.webhook import WebhookSecret
 from schemas.worker import Forgotten, HostList
 from service.client.problem import ProblemReceived, not_quarrys
-from service.errors import NotFound
+from service.errors import NotFound, OptionRefused
 
 TIMEOUT_S, CHECK_S = 30.0, 300.0
 """For an answer; and for one to a request that is checked first, which may involve the Hub."""
@@ -155,6 +155,14 @@ def _filled(path: str, names: Mapping[str, object]) -> str:
     return filled
 
 
+def _sendable(key: str) -> str:
+    """Return an idempotency key that a service may take. Raises ProblemReceived."""
+    if re.fullmatch("[ -~]+", key) is None:  # an empty one would be a new job each time
+        detail, cure = f"{key!r} is not an idempotency key", "give printable ASCII characters, or no key"
+        raise ProblemReceived(OptionRefused(detail, field="key", cure=cure).problem())
+    return key
+
+
 def _json(document: Document) -> object:
     """Return what is sent: of a model, the fields that were set."""
     if isinstance(document, BaseModel):
@@ -187,7 +195,7 @@ class Routes:
     @_route("POST", "/extract", _of(JobSummary))
     def submit(self, request: Document, *, key: str | None = None, priority: int = 0) -> Sent:
         """Submit a job. The same `key` and request give the same job; without a key it is a new job."""
-        headers = {"Idempotency-Key": key or uuid4().hex}
+        headers = {"Idempotency-Key": uuid4().hex if key is None else _sendable(key)}
         query = {"priority": priority}
         return {"params": query, "json": _json(request), "headers": headers, "timeout": CHECK_S}
 

@@ -309,6 +309,14 @@ def test_a_host_that_no_name_server_takes_is_a_service_that_does_not_answer():
     assert refused.value.problem.type == UNREACHABLE
 
 
+@pytest.mark.parametrize("key", ["", "n\u00e4chtlich", "two\nlines", "\udcff"])
+def test_an_idempotency_key_that_cannot_be_sent_is_refused_by_name(key: str):
+    for client in (Quarry("http://127.0.0.1:9"), AsyncQuarry("http://127.0.0.1:9")):
+        with pytest.raises(ProblemReceived, match="is not an idempotency key") as refused:
+            client.submit({}, key=key)
+        assert (refused.value.problem.field, refused.value.problem.status) == ("key", 422)
+
+
 @pytest.mark.parametrize("said", [{}, {"Content-Range": "bytes 0-3/*"}, {"Content-Range": "bytes 5-8/100"}])
 def test_a_part_of_another_range_is_refused(said: dict[str, str]):
     call = Recorder().file("x", "data/a", num_bytes=4)
