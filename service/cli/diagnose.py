@@ -44,5 +44,6 @@ def diagnose(
     if page is not None:
         from service.report.diagnosis import write_page
 
-        write_page(page, diagnosis, source, model.folder)
+        with naming(page):
+            write_page(page, diagnosis, source, model.folder)
         say(f"the page is {page}", file=sys.stderr)

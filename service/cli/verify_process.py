@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from schemas.dataset.seal import seal_bytes
 from schemas.names import REPO_ID_PATTERN
 from service.apart import limit_memory, received, start
 from service.cli.console import EXIT_BROKEN, EXIT_NOT_COMPLETE, naming
@@ -95,8 +96,10 @@ def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) ->
         text = report.model_dump_json(ensure_ascii=True) if order.as_json else str(report)
         parent.send((text, _EXIT_CODES[report.verdict]))
         if order.page is not None:
-            from service.report.page import render_page, seal_page
+            from service.report.page import render_page
 
-            seal_page(order.page, render_page(report, tally, model, datetime.now(UTC)))
+            text = render_page(report, tally, model, datetime.now(UTC))
+            with naming(order.page):
+                seal_bytes(order.page, text.encode())
     except (QuarryError, OSError) as error:
         parent.send(error)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from schemas.dataset.seal import seal_bytes
 from service.diagnose.acceptance import Length
 from service.diagnose.diagnosis import Diagnosis
 from service.diagnose.verdict import (
@@ -18,14 +19,13 @@ from service.diagnose.verdict import (
 )
 from service.export.source import Source
 from service.report.chart import TOP, WIDTH, Axis, Chart
-from service.report.page import seal_page
 from service.report.sample_text import load_tokenizer, sample_tokens
 from service.report.templates import templates
 from service.report.wording import percent
 
 
 def write_page(path: Path, diagnosis: Diagnosis, source: Source, target: Path) -> None:
-    """Write the page to `path` atomically. Raises WriteFailed.
+    """Write the page to `path` atomically. Raises OSError.
 
     `target` is the folder with the target's tokenizer; without one, only ids are shown.
     """
@@ -47,7 +47,7 @@ def write_page(path: Path, diagnosis: Diagnosis, source: Source, target: Path) -
         has_text=tokenizer is not None,
         made_at=datetime.now(UTC),
     )
-    seal_page(path, text)
+    seal_bytes(path, text.encode())
 
 
 def steps(diagnosis: Diagnosis) -> Chart:

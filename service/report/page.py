@@ -12,9 +12,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from schemas.dataset.seal import seal_bytes
 from schemas.job import RejectView
-from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.tally import DatasetTally, Finding
 from service.proof.verify import VerifyReport
@@ -26,14 +24,6 @@ from service.report.wording import count, short
 MAX_FINDINGS = 200
 MAX_REASONS = 50
 _MADE_CANARIES = ("passed", "cached")
-
-
-def seal_page(path: Path, text: str) -> None:
-    """Create or replace the file `path` atomically. Raises WriteFailed."""
-    try:
-        seal_bytes(path, text.encode())
-    except OSError as error:
-        raise WriteFailed(f"the page {path} cannot be written: {error}", field="report") from error
 
 
 def render_page(

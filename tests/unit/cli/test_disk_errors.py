@@ -57,6 +57,19 @@ def test_an_export_to_a_full_disk_says_where_and_goes_on_with_room(run: Run, dat
     assert json.loads((out / "export.json").read_text())["complete"] is True
 
 
+def test_a_page_on_a_full_disk_is_a_file_that_could_not_be_written(run: Run, dataset, tmp_path):
+    """It is no shard, and the same command does no better before somebody has made room."""
+    page = tmp_path / "page.html"
+    (tmp_path / ".page.html.tmp").symlink_to("/dev/full")
+    ran = run("verify", dataset, "--report", page)
+    assert (ran.code, ran.out.splitlines()[-1]) == (3, "the dataset is right")
+    assert lines_of(ran.err) == [
+        f"error: The disk is full: {page}: No space left on device",
+        "  cure:  make space there, then run the same command again",
+    ]
+    assert not page.exists()
+
+
 def test_a_file_that_cannot_be_opened_is_named(run: Run, dataset, tmp_path):
     lock = tmp_path / "out/.export.lock"
     lock.mkdir(parents=True)
