@@ -38,7 +38,10 @@ class Settings(BaseSettings):
     It must be one file system: files are renamed between its folders.
     """
     out_dir: Path | None = None
-    """Set only by `quarry extract --out`; unset: each job's dataset is below `data_dir/jobs/`."""
+    """Set only by `quarry extract --out`, for its one job; unset: each job's is below `data_dir/jobs/`.
+
+    It is refused in the environment: deleting one job would delete the datasets of all.
+    """
     database_url: SecretStr | None = None
     """SQLAlchemy URL; unset: SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`.
 
@@ -323,6 +326,9 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
     except SettingsError as error:
         log_to_stderr()
         raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
+    if settings.out_dir is not None:
+        cure = "unset QUARRY_OUT_DIR; `quarry extract --out` names the folder of one job"
+        raise OptionRefused("the jobs of a service cannot share a folder", field="out_dir", cure=cure)
     secret = [f"QUARRY_{name.upper()}" for name in _SECRETS]
     for name in [name for name in os.environ if name.upper() in secret]:
         del os.environ[name]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import HubDenied
-from service.settings import Settings
+from service.errors import HubDenied, OptionRefused
+from service.settings import Settings, load_settings
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,10 @@ def test_a_hub_token_file_may_end_its_line_may_be_empty_and_must_be_there(tmp_pa
     assert settings.token() is None
     file.write_text("hf_one\n")
     assert settings.token() == "hf_one"
+
+
+def test_a_folder_for_the_datasets_of_all_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("QUARRY_OUT_DIR", str(tmp_path))
+    with pytest.raises(OptionRefused, match="cannot share a folder") as refused:
+        load_settings()
+    assert refused.value.field == "out_dir"
