@@ -89,9 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):  # of a locale that lacks characters of what is printed
             stream.reconfigure(errors="backslashreplace")
-    verb = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    given = sys.argv[1:] if arguments is None else arguments
+    verb = next(iter(given), "")
     try:
-        app(arguments, prog_name="quarry")
+        _check_text(given)
+        app(given, prog_name="quarry")
     except QuarryError as error:
         complain(error.problem())
         sys.exit(exit_code(error))
@@ -119,6 +121,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     finally:
         _hand_over()
     sys.exit(0)
+
+
+def _check_text(given: Sequence[str]) -> None:
+    """Refuse arguments that are not UTF-8: they go into JSON, and to libraries that take no other names."""
+    for argument in given:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            cure = "rename it, or choose a locale of UTF-8, such as LC_ALL=C.UTF-8"
+            raise OptionRefused(f"{argument!r} is not UTF-8", cure=cure) from error
 
 
 _NO_RIGHTS = "let this user read and write there, or name another place"

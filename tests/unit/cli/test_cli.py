@@ -113,6 +113,16 @@ def test_wrong_usage_is_exit_code_2(run: Run, arguments: list[str]):
     assert run(*arguments).code == 2
 
 
+def test_a_name_that_is_not_utf_8_is_refused_by_every_command(run: Run, dataset: Path, tmp_path: Path):
+    """A traceback's exit code would say that the dataset is broken."""
+    named = dataset.rename(tmp_path / "no \udcff text")
+    for command in (["verify", named], ["extract", "job.json", "--out", named]):
+        ran = run(*command)
+        assert (ran.code, ran.out) == (2, "")
+        assert "no \\udcff text' is not UTF-8" in ran.err
+        assert "cure:" in ran.err
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
