@@ -78,3 +78,14 @@ def test_a_plain_http_error_is_a_problem_and_keeps_its_headers(status: int):
     assert (response.status_code, problem.status, problem.detail) == (status, status, "why")
     assert response.headers["retry-after"] == "3"
     assert problem.type.startswith("urn:quarry:")
+
+
+@pytest.mark.parametrize("path", ["/jobs/", "/nowhere"])
+def test_a_path_of_no_route_says_where_the_routes_are(path: str):
+    problem = Problem.model_validate_json(client_raising(RuntimeError()).get(path).content)
+    assert (problem.status, "/openapi.json" in str(problem.cure)) == (404, True)
+
+
+@pytest.mark.parametrize("status", [404, 405, 413, 415, 416, 429, 500, 503])
+def test_an_http_error_that_the_service_gives_has_a_cure(status: int):
+    assert problems.http_problem(status, "why").cure
