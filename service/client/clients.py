@@ -40,8 +40,7 @@ class Quarry(Routes):
         `server` defaults to QUARRY_SERVER, else to this machine. `key` defaults to QUARRY_KEY, else to the
         content of the file QUARRY_KEY_FILE. SSL_CERT_FILE is trusted; proxy settings are ignored.
 
-        Raises OSError: the file cannot be read. ProblemReceived: `server` is no URL, or the key cannot be
-        sent.
+        Raises ProblemReceived: `server` is no URL, or the key cannot be read or sent.
         """
         self._http = httpx2.Client(**_options(server, key))
 
@@ -185,11 +184,11 @@ def _base_url(server: str | None) -> httpx2.URL:
 
 
 def _options(server: str | None, key: str | None) -> dict[str, Any]:
-    """Return the arguments of an HTTP client. Raises OSError, ProblemReceived."""
+    """Return the arguments of an HTTP client. Raises ProblemReceived."""
     if key is None:
         key, file = os.environ.get("QUARRY_KEY", ""), os.environ.get("QUARRY_KEY_FILE")
         if file and not key:
-            key = Path(file).read_text(errors="replace")
+            key = _key_in(Path(file))
     key = key.strip()
     if re.fullmatch(r"[!-~]*", key) is None:
         detail = "the API key is not one word of printable ASCII characters, so it is not sent"
@@ -199,6 +198,15 @@ def _options(server: str | None, key: str | None) -> dict[str, Any]:
     limits = httpx2.Limits(keepalive_expiry=KEPT_S)
     options = {"headers": headers, "limits": limits, "timeout": TIMEOUT_S, "trust_env": False}
     return {"base_url": _base_url(server), "verify": _trusted(), **options}
+
+
+def _key_in(file: Path) -> str:
+    """Return the text of `QUARRY_KEY_FILE`. Raises ProblemReceived."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError as error:
+        detail, cure = f"{file} cannot be read: {error.strerror}", "name a file that this user can read"
+        raise ProblemReceived(KeyRefused(detail, field="QUARRY_KEY_FILE", cure=cure).problem()) from error
 
 
 def _trusted() -> ssl.SSLContext | bool:

@@ -198,6 +198,10 @@ def test_a_key_that_is_given_comes_before_one_in_a_file(tmp_path: Path, monkeypa
             assert quarry._http.headers["Authorization"] == f"Bearer {sent}"
     monkeypatch.setenv("QUARRY_KEY_FILE", str(tmp_path / "not-there"))
     Quarry().close()
+    monkeypatch.delenv("QUARRY_KEY")
+    with pytest.raises(ProblemReceived, match="not-there cannot be read") as refused:
+        Quarry()
+    assert refused.value.problem.field == "QUARRY_KEY_FILE"
 
 
 def test_a_private_authority_is_trusted_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
