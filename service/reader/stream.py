@@ -109,8 +109,11 @@ class QuarryStream(IterableDataset[Any]):
     def state_dict(self) -> State:
         """Return this worker's position."""
         info = get_worker_info()
-        place = {"epoch": self._epoch, "start": self._start, "done": self._done}
-        return place | {"num_workers": info.num_workers if info else 1} | self._made_with()
+        done, num_workers = self._done, info.num_workers if info else 1
+        if self._goes_on:  # no iteration has begun from the loaded state
+            done, num_workers = self._skip, self._num_workers
+        place = {"epoch": self._epoch, "start": self._start, "done": done, "num_workers": num_workers}
+        return place | self._made_with()
 
     def load_state_dict(self, state: State) -> None:
         """Let the next iteration continue from a worker's state.

@@ -160,6 +160,18 @@ def test_a_restored_stream_goes_on_where_it_was(plain, stop, ahead):
     assert ids(resumed) == whole
 
 
+def test_a_state_is_the_loaded_one_until_rows_are_read(plain):
+    """A trainer that makes a checkpoint before its first step does not repeat rows, nor skip any."""
+    stream = of_rank(plain, 0, 1)
+    whole, at_end = ids(stream), stream.state_dict()
+    for done in (7, 0):
+        state = at_end | {"done": done, "num_workers": 2 if done else 1}
+        stream.load_state_dict(state)
+        assert stream.state_dict() == state
+    assert ids(stream) == whole
+    assert stream.state_dict() == at_end
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
