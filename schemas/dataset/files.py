@@ -36,7 +36,7 @@ class RangeFile(Protocol):
         """
 
     def arrow(self) -> Any:  # noqa: ANN401 - pyarrow is untyped
-        """Return a path or file object for `pyarrow.parquet.ParquetFile`."""
+        """Return a file object for `pyarrow.parquet.ParquetFile`."""
 
 
 def arrow_file(file: RangeFile, buffer_bytes: int) -> Any:  # noqa: ANN401
@@ -97,9 +97,9 @@ class LocalFile:
         self._read_into(offset - skipped, memory, skipped + num_bytes)
         return memory[skipped : skipped + num_bytes]
 
-    def arrow(self) -> str:
-        """Return the path."""
-        return str(self.path)
+    def arrow(self) -> Any:  # noqa: ANN401
+        """Open the same file again, also if its path names another one now, or none. Raises OSError."""
+        return pa.OSFile(f"/dev/fd/{self._fd}")
 
     @cached_property
     def mapping(self) -> Bytes:

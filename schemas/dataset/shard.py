@@ -77,7 +77,7 @@ class Shard:
 
     def close(self) -> None:
         """Release the file without closing it."""
-        self._parquet.close()
+        self._parquet.close(force=True)
 
     @cached_property
     def light(self) -> tuple[LightRow, ...]:

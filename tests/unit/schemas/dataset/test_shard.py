@@ -1,5 +1,6 @@
 import json
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 from schemas.dataset import shard
 from schemas.dataset.columns import METADATA_KEY, shard_schema
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.shard import open_shard
+from schemas.dataset.files import LocalFile
+from schemas.dataset.shard import Shard, open_shard
 from schemas.dataset.states import is_lossy, last_state, misfit_tokens, read_states, states_of
 from tests.support.parquet import writer_options
 from tests.support.plans import identity, provenance
@@ -39,6 +41,23 @@ def random_rows(dtype: str, lengths: tuple[int, ...] = (1, 5, 130), hidden_size:
 def read_rows(path: Path) -> int:
     with open_shard(path) as reader:
         return len(reader.light)
+
+
+@pytest.mark.parametrize("behind", ["another file", "none"])
+def test_footer_and_rows_are_of_the_file_that_was_opened(tmp_path, behind):
+    """As where the service stored a unit meanwhile and removed its file, or a folder is copied anew."""
+    first, second = (random_rows("bfloat16", lengths) for lengths in [(1, 5), (5, 1)])
+    write_shard(tmp_path / "s.parquet", first, provenance(identity(layer_ids=LAYERS, hidden_size=16)))
+    write_shard(tmp_path / "other", second, provenance(identity(layer_ids=LAYERS, hidden_size=16)))
+    with closing(LocalFile(tmp_path / "s.parquet")) as file:
+        if behind == "none":
+            (tmp_path / "s.parquet").unlink()
+        else:
+            (tmp_path / "other").rename(tmp_path / "s.parquet")
+        reader = Shard(file, "s.parquet")
+        assert [light.num_tokens for light in reader.light] == [1, 5]
+        for row, written in enumerate(first):
+            assert torch.equal(bits(read_states(reader, row, 3)), bits(written.states[3]))
 
 
 def bits(states_TH: torch.Tensor) -> torch.Tensor:
