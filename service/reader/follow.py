@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from schemas.dataset.files import LocalFile, RangeFile
-from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage
+from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage, UnitView
 from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import HUB_PREFIX, HubFiles
 from service.reader.epochs import SetEpoch
@@ -251,7 +251,8 @@ class QuarryFollower(IterableDataset[Any]):
         while _is_wanted():
             page = served.page(begin.after, WAIT_S)
             if page.units:
-                unit = _Unit(served, page, begin, self._folder, self._rows_of, repository, self._patience_s)
+                where = self._folder, repository, self._patience_s
+                unit = _Unit(_UnitFiles(served, page, begin.after, *where), begin, self._rows_of)
                 yield unit
                 begin = unit.behind
             elif page.state is JobState.COMPLETED:
@@ -289,31 +290,48 @@ class _Repository:
 
 
 class _Unit:
-    """A committed unit; opens its files on demand, wherever they are."""
+    """A committed unit; its rows are opened on demand."""
+
+    def __init__(self, files: "_UnitFiles", begin: Place, rows_of: partial[Rows]) -> None:
+        """Take the unit that follows the position `begin`; nothing is opened yet."""
+        self._files, self._rows_of = files, rows_of
+        self.num_rows = sum(shard.rows for shard in files.unit.shards)
+        self.begin, self.behind = begin, Place(files.page.next_after, begin.seen + self.num_rows)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The unit's rows."""
+        unit = self._files.unit
+        assert unit.index is not None, "a unit with rows has an index"  # noqa: S101
+        places = read_places(self._files, [unit.index], check=self._rows_of.keywords["check"])
+        return self._rows_of(self._files, unit.shards, places)
+
+
+class _UnitFiles:
+    """The files of a committed unit, wherever they are.
+
+    They know nothing of the rows that are read from them: in a cycle, these and their open files would stay
+    until a garbage collection, which trainers turn off.
+    """
 
     def __init__(
         self,
         served: ServedJob | PublishedJob,
         page: UnitPage,
-        begin: Place,
+        after: int,
         folder: str | os.PathLike[str] | None,
-        rows_of: partial[Rows],
         repository: _Repository,
         patience_s: float,
     ) -> None:
-        """Take the unit of `page`, which follows the position `begin`; nothing is opened yet."""
-        self._served, self._page, self._folder, self._rows_of = served, page, folder, rows_of
+        """Take the files of `page`, which follows the position `after`; nothing is opened yet."""
+        self._served, self.page, self._after, self._folder = served, page, after, folder
         self._repository, self._patience_s = repository, patience_s
-        self.num_rows = sum(shard.rows for shard in page.units[0].shards)
-        self.begin, self.behind = begin, Place(page.next_after, begin.seen + self.num_rows)
 
-    @cached_property
-    def rows(self) -> Rows:
-        """The unit's rows."""
-        (unit,) = self._page.units
-        assert unit.index is not None, "a unit with rows has an index"  # noqa: S101
-        places = read_places(self, [unit.index], check=self._rows_of.keywords["check"])
-        return self._rows_of(self, unit.shards, places)
+    @property
+    def unit(self) -> UnitView:
+        """The unit, as last heard of."""
+        (unit,) = self.page.units
+        return unit
 
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
         """Open a file; wait for it if it was committed and has not arrived yet.
@@ -325,13 +343,12 @@ class _Unit:
             try:
                 return self._open(path, direct=direct)
             except NotServed as error:
-                page = self._served.page(self.begin.after)
-                if page.units and page.units != self._page.units:
-                    self._page = page
+                page = self._served.page(self._after)
+                if page.units and page.units != self.page.units:
+                    self.page = page
                     continue
-                (unit,) = self._page.units
-                if unit.in_repository and self._page.repository is not None:
-                    return self._repository.open(self._page.repository, path)
+                if self.unit.in_repository and self.page.repository is not None:
+                    return self._repository.open(self.page.repository, path)
                 if page.state in ENDED_JOB_STATES or time.monotonic() - asked_s > self._patience_s:
                     raise
                 if not is_said:
@@ -341,8 +358,8 @@ class _Unit:
 
     def _open(self, path: str, *, direct: bool) -> RangeFile:
         """Raises NotServed."""
-        folder = self._page.folder if self._folder is None else self._folder
-        (unit,) = self._page.units
+        folder = self.page.folder if self._folder is None else self._folder
+        unit = self.unit
         sizes = {entry.path: entry.bytes for entry in (*unit.shards, unit.index) if entry is not None}
         if not (unit.in_folder or unit.in_repository):
             raise ReaderError(f"unit {unit.unit} of {self._served.name} is gone: every consumer had it")
@@ -355,6 +372,6 @@ class _Unit:
             return ServedFile(self._served, path, partial(self.open, path, direct=direct))
         if isinstance(self._served, PublishedJob):
             return self._served.published.open(path)
-        if self._page.repository is None:
+        if self.page.repository is None:
             raise ReaderError(f"{self._served.name}: the service does not say where its units are")
-        return self._repository.open(self._page.repository, path)
+        return self._repository.open(self.page.repository, path)

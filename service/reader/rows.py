@@ -1,10 +1,11 @@
 """The rows of some shards, in the order of their indexes: row number in, view out."""
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ class Rows(Dataset[Any]):
         self.num_tokens: list[int] = self._places.num_tokens
         """T of every row, for samplers that fill batches by tokens."""
         self._direct, self._pinned, self._check = direct, pin_memory, check
-        self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
+        self._keep_open()
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
         self.about = About.of(self._shard(self._places.shards[0]).provenance)
@@ -81,6 +82,7 @@ class Rows(Dataset[Any]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         number %= len(self)
+        self._shard_with(number)
         ids_T, mask_T = self._places.tokens(number)
         return Row(
             **self._places.light(number),
@@ -88,7 +90,7 @@ class Rows(Dataset[Any]):
             loss_mask=mask_T,
             layer_ids=self.about.layer_ids,
             num_layers=self.about.num_layers,
-            read=partial(self._states, self._shard_with(number), number),
+            read=partial(self._states, number),
             norm=self._norm,
         )
 
@@ -119,9 +121,10 @@ class Rows(Dataset[Any]):
             raise ReaderError(f"row {row} of {shard.name} holds sample {stored}, the index says {indexed}")
         return shard
 
-    def _states(self, shard: Shard, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor:
+    def _states(self, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor:
         """Return the states of several layers concatenated: [T, len(layer_ids) * H]."""
-        row, num_tokens = self._places.rows[number], self.num_tokens[number]
+        # A row does not hold its shard: a list of rows would keep every shard open.
+        shard, row, num_tokens = self._shard_with(number), self._places.rows[number], self.num_tokens[number]
         if len(layer_ids) == 1 and not self._pinned:
             return read_states(shard, row, layer_ids[0], num_tokens, check=self._check)
         hidden_size, dtype = self.about.hidden_size, self.about.dtype
@@ -144,6 +147,13 @@ class Rows(Dataset[Any]):
             if indexed[path] != rows:
                 raise ReaderError(f"the indexes hold {indexed[path]} rows of {path}, the manifests {rows}")
 
+    def _keep_open(self) -> None:
+        """Begin with no open shard."""
+        # In a cycle with its cache, a dataset and its files would stay until a garbage collection, which
+        # trainers turn off.
+        own: Self = weakref.proxy(self)
+        self._shard = lru_cache(OPEN_SHARDS)(lambda path: own._open_shard(path))
+
     def _open_shard(self, path: str) -> Shard:
         shard = Shard(open_named(self._files, self._named[path], direct=self._direct), path)
         about = About.of(shard.provenance)
@@ -160,4 +170,4 @@ class Rows(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
+        self._keep_open()

@@ -1,5 +1,6 @@
 """Finished datasets of the fake engine, whose every state is known."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,20 @@ def lossy(tmp_path_factory, target) -> Path:
     """A dataset of codes and scales."""
     storage = {"shard_bytes": 262_144, "compression": "fp8"}
     return finished(tmp_path_factory.mktemp("lossy"), target, storage=storage)
+
+
+def num_open_files() -> int:
+    """Of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """As in a trainer that turns off Python's garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
