@@ -53,10 +53,11 @@ class Places:
 
 
 def read_places(files: Opens, indexes: Sequence[FileEntry], *, check: bool = False) -> Places:
-    """Read one or more indexes; with `check`, hold each against its sha256. Raises ReaderError."""
+    """Read indexes; with `check`, hold each against its sha256. Raises ReaderError."""
     # Chunks are not combined: a list array has 32-bit offsets, and a dataset may hold more tokens than that.
     # A row's chunk is found by bisection.
-    return Places(pa.concat_tables([_read_index(files, entry, check) for entry in indexes]))
+    tables = [_read_index(files, entry, check) for entry in indexes]
+    return Places(pa.concat_tables(tables or [_SCHEMA.empty_table()]))
 
 
 def read_labels(files: Opens, indexes: Sequence[FileEntry], name: str) -> list[str | None]:

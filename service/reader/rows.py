@@ -128,6 +128,8 @@ class Rows(Dataset[Any]):
         if len(layer_ids) == 1 and not self._pinned:
             return read_states(shard, row, layer_ids[0], num_tokens, check=self._check)
         hidden_size, dtype = self.about.hidden_size, self.about.dtype
+        if not layer_ids:  # torch does not view no bytes as another dtype
+            return torch.empty((num_tokens, 0), dtype=dtype)
         num_bytes = num_tokens * len(layer_ids) * hidden_size * dtype.itemsize
         if self._pinned:
             memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

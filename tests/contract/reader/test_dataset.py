@@ -43,6 +43,13 @@ def test_every_state_is_given_back_bit_for_bit(dataset):
     assert torch.equal(rows[-1].input_ids, rows[NUM_SAMPLES - 1].input_ids)
 
 
+def test_the_states_of_no_layer_are_empty(plain):
+    """As `Row.auxiliary` asks for where only the last layer is captured."""
+    row = QuarryDataset(plain)[0]
+    for either in (row, pickle.loads(pickle.dumps(row))):
+        assert either.read(()).shape == (row.num_tokens, 0)
+
+
 def test_no_more_shards_are_open_than_are_kept_while_rows_are_held(plain, monkeypatch):
     monkeypatch.setattr(service.reader.rows, "OPEN_SHARDS", 2)
     rows, before = QuarryDataset(plain), num_open_files()

@@ -100,6 +100,13 @@ def pipe(pattern: str) -> Change:
     return change
 
 
+def without_rows(folder: Path) -> None:
+    """Name no file of rows."""
+    (path,) = folder.glob("manifests/*.json")
+    body = json.loads(path.read_text()) | {"shards": [], "indexes": []}
+    path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+
+
 ATTACKS = {
     "index: dictionary": (column("shard", one_word), r"^index/.*columns are not those of an index"),
     "index: nested lists": (column("input_ids", nested(3)), r"^index/.*columns are not those of an index"),
@@ -117,6 +124,7 @@ ATTACKS = {
     "norm: a dtype that torch lacks": (norm(weight(dtype="F8_E8M0", shape=[128])), rf"^{NORM} is not"),
     "norm: sparse": (sparse(NORM), rf"^{NORM} has 1099511627776 bytes"),
     "manifest: sparse": (sparse("manifests/*.json"), r"^manifests/.* has 1099511627776 bytes"),
+    "manifest: no row": (without_rows, "^the dataset holds no rows"),
     "manifest: pipe": (pipe("manifests/*.json"), r"^manifests/.*a pipe"),
     "index: pipe": (pipe("index/*/*.parquet"), r"^index/.*a pipe"),
     "shard: pipe": (pipe("data/*/*.parquet"), r"^data/.*a pipe"),
