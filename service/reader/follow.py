@@ -11,6 +11,7 @@ from itertools import islice
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -22,7 +23,7 @@ from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
 from service.reader.published import PublishedJob, patiently
-from service.reader.rows import Rows
+from service.reader.rows import OPEN_SHARDS, Rows
 from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
 
@@ -203,7 +204,7 @@ class QuarryFollower(IterableDataset[Any]):
 
     def _mine(self, start: State, worker: int, num_workers: int) -> Iterator[Any]:
         """Yield this worker's rows, starting at a state."""
-        mine = None
+        mine, opened = None, WeakKeyDictionary[Rows, None]()
         for number, begin, unit, index in self._ordered(start):
             group, rank = divmod(number, self._world_size)
             if rank == self._rank and group % num_workers == worker and number >= start["next"]:
@@ -211,6 +212,7 @@ class QuarryFollower(IterableDataset[Any]):
             if mine is not None and (rank == self._world_size - 1 or not self._even):
                 unit, index = mine
                 row = unit.rows[index]
+                _note_use(opened, unit.rows)
                 self._state, mine = self._at(begin, number + 1, num_workers), None
                 yield row
         self._state = self._at(self._end, self._end.seen, num_workers)
@@ -271,6 +273,19 @@ def _is_wanted() -> bool:
     """Return whether the rows are still wanted: a loader worker's parent may have been killed."""
     parent = parent_process() if get_worker_info() is not None else None
     return parent is None or parent.is_alive()
+
+
+def _note_use(opened: WeakKeyDictionary[Rows, None], rows: Rows) -> None:
+    """Move `rows` to the end of `opened`, and close the shards of the first ones if there are too many.
+
+    A block may have rows of more units than a process can have open files.
+    """
+    opened.pop(rows, None)
+    opened[rows] = None
+    if len(opened) > OPEN_SHARDS:
+        oldest = next(iter(opened))
+        oldest.close_shards()
+        del opened[oldest]
 
 
 class _Repository:

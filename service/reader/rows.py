@@ -109,6 +109,10 @@ class Rows(Dataset[Any]):
         states = torch.from_numpy(raw).view(self.about.dtype)
         return states.view(len(layer_ids), num_tokens, self.about.hidden_size).transpose(0, 1)
 
+    def close_shards(self) -> None:
+        """Close all shards; each is opened again when one of its rows is read."""
+        self._shard.cache_clear()
+
     def shard_of(self, number: int) -> str:
         """Return the path of the shard that holds a row."""
         return self._places.shards[number]

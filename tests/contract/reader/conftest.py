@@ -50,11 +50,6 @@ def lossy(tmp_path_factory, target) -> Path:
     return finished(tmp_path_factory.mktemp("lossy"), target, storage=storage)
 
 
-def num_open_files() -> int:
-    """Of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.fixture
 def uncollected() -> Iterator[None]:
     """As in a trainer that turns off Python's garbage collector."""

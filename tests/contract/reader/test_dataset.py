@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,11 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 
-import service.reader.rows
 from schemas.dataset.files import LocalFile
 from service.artifacts.dataset_files import LocalFiles
 from service.reader import DFlash, Eagle3, QuarryDataset, ReaderError, Row
-from tests.contract.reader.conftest import NUM_SAMPLES, num_open_files
+from tests.contract.reader.conftest import NUM_SAMPLES
 from tests.support.fake_engine import states_TH
 
 LAYERS, HIDDEN = (2, 4, 5, 8), 64
@@ -48,27 +46,6 @@ def test_the_states_of_no_layer_are_empty(plain):
     row = QuarryDataset(plain)[0]
     for either in (row, pickle.loads(pickle.dumps(row))):
         assert either.read(()).shape == (row.num_tokens, 0)
-
-
-def test_no_more_shards_are_open_than_are_kept_while_rows_are_held(plain, monkeypatch):
-    monkeypatch.setattr(service.reader.rows, "OPEN_SHARDS", 2)
-    rows, before = QuarryDataset(plain), num_open_files()
-    held = list(rows)
-    assert len({rows.shard_of(number) for number in range(len(rows))}) > 6
-    assert num_open_files() <= before + 4
-    for row in (held[0], held[-1], held[0]):
-        assert_right(row)
-
-
-def test_a_dataset_and_its_files_go_with_its_last_row(plain, uncollected):
-    before = num_open_files()
-    rows = QuarryDataset(plain)
-    there, row = weakref.ref(rows), rows[3]
-    del rows
-    assert_right(row)
-    del row
-    assert there() is None
-    assert num_open_files() == before
 
 
 def test_the_post_norm_state_is_made_with_the_targets_own_weight(dataset, target):

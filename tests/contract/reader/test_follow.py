@@ -21,7 +21,6 @@ from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import HubUnavailable
 from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError, published
-from tests.contract.reader.conftest import num_open_files
 from tests.support.api import Looks, api_settings, serving, stored
 from tests.support.finished_job import JOB, OTHER_NORM, a_request, run_to_publishing
 from tests.support.followed import ELSEWHERE, EVERY, ROWS, UNITS, Followed, ids
@@ -54,15 +53,6 @@ def test_a_completed_job_gives_what_its_dataset_gives(followed: Followed, folder
     assert len(views) == len(expected) == UNITS * ROWS
     for view, other in zip(views, expected, strict=True):
         assert all(torch.equal(view[name], other[name]) for name in other)
-
-
-def test_a_units_files_are_closed_behind_its_last_row(followed: Followed, uncollected: None) -> None:
-    followed.capture(UNITS)
-    followed.complete()
-    rows = QuarryStream.follow(followed.dataset, JOB, Eagle3(), rank=0, world_size=1)
-    num_open = [num_open_files() for _ in rows]
-    assert len(num_open) == UNITS * ROWS
-    assert num_open[-1] == num_open[0]
 
 
 @pytest.mark.parametrize("folder", [None, ELSEWHERE])

@@ -1,0 +1,68 @@
+"""How many files a trainer's process has open: a few, however many rows it reads or holds."""
+
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.reader import QuarryDataset, QuarryStream, follow, rows as dataset_rows
+from tests.contract.reader.test_dataset import assert_right
+from tests.support.finished_job import JOB
+from tests.support.followed import EVERY, ROWS, UNITS, Followed, ids
+
+
+def num_open_files() -> int:
+    """Return how often this process has a shard or an index open."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # a service in this process closed it meanwhile
+            links.append(descriptor.readlink())
+    return sum(link.suffix == ".parquet" for link in links)
+
+
+def test_no_more_shards_are_open_than_are_kept_while_rows_are_held(plain, monkeypatch):
+    monkeypatch.setattr(dataset_rows, "OPEN_SHARDS", 2)
+    rows, before = QuarryDataset(plain), num_open_files()
+    held = list(rows)
+    assert len({rows.shard_of(number) for number in range(len(rows))}) > 6
+    assert num_open_files() <= before + 4
+    for row in (held[0], held[-1], held[0]):
+        assert_right(row)
+
+
+def test_a_dataset_and_its_files_go_with_its_last_row(plain, uncollected):
+    before = num_open_files()
+    rows = QuarryDataset(plain)
+    there, row = weakref.ref(rows), rows[3]
+    del rows
+    assert_right(row)
+    del row
+    assert there() is None
+    assert num_open_files() == before
+
+
+def test_a_units_files_are_closed_behind_its_last_row(followed: Followed, uncollected: None) -> None:
+    followed.capture(UNITS)
+    followed.complete()
+    before, rows = num_open_files(), QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1)
+    num_open = [num_open_files() - before for _ in rows]
+    assert len(num_open) == UNITS * ROWS
+    assert set(num_open) == {2}, "one shard, which is read past its footer, too"
+
+
+def test_a_block_of_many_units_does_not_keep_all_of_them_open(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, uncollected: None
+) -> None:
+    monkeypatch.setattr(follow, "OPEN_SHARDS", 1)
+    followed.capture(UNITS)
+    followed.complete()
+    before, num_open, rows = num_open_files(), [], []
+    for row in QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1, window=UNITS * ROWS):
+        num_open.append(num_open_files() - before)
+        rows.append(row)
+    assert max(num_open) == 2, "one shard, which is read past its footer, too"
+    expected = {row.sample_id: row.last() for row in QuarryDataset(followed.dataset)}
+    assert sorted(ids(rows)) == sorted(expected) == EVERY
+    assert all(torch.equal(row.last(), expected[row.sample_id]) for row in rows)
