@@ -1,5 +1,6 @@
 """Settings: environment variables with the prefix `QUARRY_`, secrets from files."""
 
+import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ from schemas.worker import AT_HOME, Role
 from service.errors import HubDenied, OptionRefused
 from service.logs import log_to_stderr
 
+PREFIX = "QUARRY_"
+
 
 class Settings(BaseSettings):
     """All settings. One instance is made at start and passed down.
@@ -24,7 +27,7 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="QUARRY_",
+        env_prefix=PREFIX,
         extra="forbid",
         frozen=True,
         secrets_dir=None,
@@ -325,7 +328,11 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
         ) from error
     except SettingsError as error:
         log_to_stderr()
-        raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
+        named = re.search(r'field "(\w+)"', str(error))  # its only place
+        name = named[1] if named else None
+        cure = """lists and objects in QUARRY_ variables are JSON, such as '["/data"]'"""
+        raise OptionRefused("its value is not JSON" if name else str(error), field=name, cure=cure) from error
+    _refuse_misspelt()
     if settings.out_dir is not None:
         cure = "unset QUARRY_OUT_DIR; `quarry extract --out` names the folder of one job"
         raise OptionRefused("the jobs of a service cannot share a folder", field="out_dir", cure=cure)
@@ -333,6 +340,18 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
     for name in [name for name in os.environ if name.upper() in secret]:
         del os.environ[name]
     return settings
+
+
+def _refuse_misspelt() -> None:
+    """Refuse a variable that is nearly a setting: without the one that was meant, more may be allowed."""
+    known = {name.upper() for name in Settings.model_fields}
+    for variable in os.environ:
+        name = variable.upper().removeprefix(PREFIX)
+        if name in known or not variable.upper().startswith(PREFIX):
+            continue
+        for near in difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+            cure = f"did you mean {PREFIX}{near}?"
+            raise OptionRefused(f"there is no setting {variable}", field=variable, cure=cure)
 
 
 def _inside(allowed: Iterable[str], roots: Iterable[Path]) -> tuple[Path, ...]:

@@ -63,3 +63,24 @@ def test_a_folder_for_the_datasets_of_all_jobs_is_refused(monkeypatch: pytest.Mo
     with pytest.raises(OptionRefused, match="cannot share a folder") as refused:
         load_settings()
     assert refused.value.field == "out_dir"
+
+
+def test_a_variable_that_is_nearly_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """The token would be good for every namespace."""
+    for other in ("QUARRY_SERVER", "QUARRY_KEY_FILE", "QUARRY_SERVICE_HOST", "QUARRY_PORT_8000_TCP_PORT"):
+        monkeypatch.setenv(other, "x")
+    load_settings()
+    monkeypatch.setenv("QUARRY_HUB_NAMESPACE", '["ours"]')
+    with pytest.raises(OptionRefused, match="no setting QUARRY_HUB_NAMESPACE") as refused:
+        load_settings()
+    assert (refused.value.field, refused.value.cure) == (
+        "QUARRY_HUB_NAMESPACE",
+        "did you mean QUARRY_HUB_NAMESPACES?",
+    )
+
+
+def test_a_list_that_is_not_json_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QUARRY_SOURCE_ROOTS", "/data")
+    with pytest.raises(OptionRefused, match="is not JSON") as refused:
+        load_settings()
+    assert refused.value.field == "source_roots"
