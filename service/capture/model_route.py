@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import vllm
 from vllm import envs
 from vllm.config.cache import CacheDType
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -17,6 +18,7 @@ from vllm.model_executor.models import ModelRegistry
 
 from connector.plugin import CLASSES
 from connector.plugin.carried import BACKEND, CARRIED, MODELS
+from connector.versions import FIRST_TRIMMED, parse_version
 from service.capture.model_class import ask_model_class
 from service.errors import EngineRefused
 
@@ -84,17 +86,25 @@ def _as_published(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
 
 
 def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - as below
-    """Turn the prefix cache off for a recurrent model.
+    """Turn the prefix cache off for a recurrent model, and for one with windows in an older vLLM.
 
     vLLM copies a block that is hit in part by the view of one layer of its page. Beside a cache of states
     such hits are on, and the page may hold more of another layer's keys than that view. Its CPU build has no
-    kernel for the copy at all. Raises EngineRefused if the operator asked for the cache.
+    kernel for the copy at all. For windows see `FIRST_TRIMMED`. Raises EngineRefused if the operator asked
+    for the cache.
     """
-    if not (config.is_hybrid or config.is_attention_free):
+    text = config.hf_text_config
+    if config.is_hybrid or config.is_attention_free:
+        why = "is recurrent: with hidden states, vLLM may copy a cached block in part"
+    elif parse_version(vllm.__version__) < FIRST_TRIMMED and (
+        getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
+    ):
+        why = f"has windows: vLLM {vllm.__version__} may give a request blocks that others hold, as its own"
+    else:
         return {}
     if arguments.get("enable_prefix_caching"):
         raise EngineRefused(
-            f"{config.architecture} is recurrent: with hidden states, vLLM may copy a cached block in part",
+            f"{config.architecture} {why}",
             field="QUARRY_ENGINE_OPTIONS.enable_prefix_caching",
             cure="leave it out",
         )

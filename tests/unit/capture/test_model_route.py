@@ -2,10 +2,12 @@
 
 import json
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm
 from transformers import AutoConfig
 from vllm import ModelRegistry
 
@@ -138,6 +140,35 @@ def test_the_prefix_cache_is_off_for_recurrent_models(tmp_path):
     with pytest.raises(EngineRefused, match="recurrent") as refused:
         find_route(recurrent(tmp_path, enable_prefix_caching=True))
     assert refused.value.field == "QUARRY_ENGINE_OPTIONS.enable_prefix_caching"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("version", "is_off"), [("0.28.0", True), ("0.29.0", False)])
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "window"),
+    [
+        ("GptOssForCausalLM", "gpt_oss", {"sliding_window": 8}),
+        ("Llama4ForCausalLM", "llama4_text", {"attention_chunk_size": 8, "attn_temperature_tuning": False}),
+    ],
+)
+def test_the_prefix_cache_is_off_for_windows_while_vllm_does_not_trim_hits_of_the_states(
+    tmp_path, monkeypatch, version, is_off, architecture, model_type, window
+):
+    """It gives a request blocks beyond its hit, which others hold; the sentinels would be written there."""
+    monkeypatch.setattr(vllm, "__version__", version)
+    off = {"enable_prefix_caching": False}
+    assert find_route(arguments(tmp_path, architecture, model_type, **window)).overrides == (
+        off if is_off else {}
+    )
+    asked_for = arguments(tmp_path, architecture, model_type, **window) | {"enable_prefix_caching": True}
+    with pytest.raises(EngineRefused, match=r"windows: vLLM 0\.28\.0") if is_off else nullcontext():
+        find_route(asked_for)
+
+
+@pytest.mark.engine
+def test_a_model_without_windows_keeps_the_prefix_cache_in_any_vllm(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm, "__version__", "0.28.0")
+    assert find_route(arguments(tmp_path, "Qwen3ForCausalLM", "qwen3")).overrides == {}
 
 
 COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {}, "ignore": []}
