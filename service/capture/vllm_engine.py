@@ -162,7 +162,7 @@ class VllmEngine:
         except (VLLMValidationError, ValueError) as error:
             raise PromptRefused(str(error)) from error
         except EngineGenerateError as error:
-            why = self._link.failure() or error
+            why = self._link.failure() or repr(error.__cause__ or error)  # its own text is empty
             raise EngineDied(f"request {prompt.request_id} failed in the engine: {why}") from error
         if last is None or not last.outputs or last.outputs[0].finish_reason not in FINISHED_WELL:
             reason = last.outputs[0].finish_reason if last is not None and last.outputs else None
