@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
+from pathlib import PurePosixPath
 from typing import Any, Self
 
 import numpy as np
@@ -162,7 +163,9 @@ class Rows(Dataset[Any]):
 
     def _open_shard(self, path: str) -> Shard:
         shard = Shard(open_named(self._files, self._named[path], direct=self._direct), path)
-        about = About.of(shard.provenance)
+        job_id, about = shard.provenance.job_id, About.of(shard.provenance)
+        if job_id not in PurePosixPath(path).parts:
+            raise ReaderError(f"{path} is a shard of job {job_id}")
         if about != getattr(self, "about", about):
             raise ReaderError(
                 f"{path} holds other states than the first shard ({about} against {self.about}): "

@@ -107,6 +107,22 @@ def without_rows(folder: Path) -> None:
     path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
 
 
+def renamed(folder: Path) -> None:
+    """Give the job another id, but not its shards, as if they were another job's of the same model."""
+    (path,) = folder.glob("manifests/*.json")
+    old, new = path.stem, "j-" + "0" * 16
+    for file in (path, folder / "jobs.json"):
+        file.write_text(file.read_text().replace(old, new))
+    for place in sorted(folder.rglob(f"*{old}*"), key=lambda place: place.is_dir()):
+        place.rename(place.with_name(place.name.replace(old, new)))
+    for path in folder.glob("index/*/*.parquet"):
+        table = pq.read_table(path)
+        shards = pa.array([name.replace(old, new) for name in table["shard"].to_pylist()])
+        place = table.schema.get_field_index("shard")
+        pq.write_table(table.set_column(place, table.schema.field("shard"), shards), path)
+    sign(folder)
+
+
 ATTACKS = {
     "index: dictionary": (column("shard", one_word), r"^index/.*columns are not those of an index"),
     "index: nested lists": (column("input_ids", nested(3)), r"^index/.*columns are not those of an index"),
@@ -127,6 +143,7 @@ ATTACKS = {
     "manifest: no row": (without_rows, "^the dataset holds no rows"),
     "manifest: pipe": (pipe("manifests/*.json"), r"^manifests/.*a pipe"),
     "index: pipe": (pipe("index/*/*.parquet"), r"^index/.*a pipe"),
+    "shard: another job's": (renamed, r"^data/j-0{16}/.* is a shard of job j-"),
     "shard: pipe": (pipe("data/*/*.parquet"), r"^data/.*a pipe"),
     "norm: pipe": (pipe(NORM), rf"^{NORM}.*a pipe"),
 }
