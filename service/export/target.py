@@ -65,8 +65,9 @@ def find_target(source: Source, *, with_weights: bool = False) -> TargetFolder:
                 continue
             if not with_weights or content_of(ModelFolder(folder)).is_that_of(identity):
                 return TargetFolder(folder)
+    missing = f"no folder of QUARRY_MODEL_ROOTS holds the dataset's target, {path.name!r}, as it was captured"
     raise OptionRefused(
-        f"{path} holds no config.json, and this export needs the target's",
+        missing if named is None else f"{path} holds no config.json",
         field="target",
         cure="give --target the folder of the model that the dataset was made with, "
         "or add its parent folder to QUARRY_MODEL_ROOTS",

@@ -69,6 +69,14 @@ def test_nemo_refuses_another_norm_where_the_weights_are_not_known(modelled, rea
     assert export(str(hub), tmp_path / "out", wanted("nemo", **changes, target=str(real))).rows == 12
 
 
+def test_a_target_that_is_nowhere_to_be_found_is_named(modelled, tmp_path, monkeypatch):
+    monkeypatch.setenv("QUARRY_MODEL_ROOTS", "[]")
+    told = "no folder of QUARRY_MODEL_ROOTS holds the dataset's target, "
+    with pytest.raises(OptionRefused, match=told) as refused:
+        export(str(modelled), tmp_path / "out", wanted("nemo"))
+    assert refused.value.field == "target"
+
+
 def test_a_target_in_another_folder_is_the_same_model(modelled, real, tmp_path):
     moved = shutil.copytree(real, tmp_path / "moved")
     (moved / "README.md").write_text("mine")
