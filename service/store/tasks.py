@@ -66,6 +66,8 @@ _HELD = _HELD.order_by(TASK.c.item).with_for_update()
 _UNITS = select(TASK.c.item).where(TASK.c.job_id == bindparam("of_job_id"), TASK.c.kind == TaskKind.CAPTURE)
 _UNITS = _UNITS.where(TASK.c.state == TaskState.LEASED).order_by(TASK.c.item).with_for_update()
 """Locks the leased units of a job, which come before its storing in that order."""
+_DIED = UNLEASED | {"attempts": TASK.c.attempts - 1, "deaths": TASK.c.deaths + 1}
+"""What becomes of a task whose lease expired."""
 _EXTENDED = update(TASK).where(_MINE).values(lease_until=bindparam("until"))
 
 
@@ -114,14 +116,18 @@ def lease(
 
 
 def _hold_back(tx: Transaction, kind: TaskKind, job_id: str) -> None:
-    """Let a job's free tasks of a kind wait, without a look at the job's row, which may be damaged."""
+    """Let a job's free tasks of a kind wait, without a look at the job's row, which may be damaged.
+
+    An expired lease is ended: a longer one would keep the task's subject, and its owner's other jobs.
+    """
     check_write(tx)
-    until = tx.now + HELD_BACK
+    until = {"not_before": tx.now + HELD_BACK}
     of_kind = TASK.c.job_id == job_id, TASK.c.kind == kind
     tx.connection.execute(select(TASK.c.item).where(*of_kind).order_by(TASK.c.item).with_for_update())
-    for state, time in ((TaskState.PENDING, TASK.c.not_before), (TaskState.LEASED, TASK.c.lease_until)):
-        free = TASK.c.state == state, or_(time.is_(None), time <= tx.now)
-        tx.connection.execute(update(TASK).where(*of_kind, *free).values({time: until}))
+    expired = TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.now
+    tx.connection.execute(update(TASK).where(*of_kind, *expired).values(_DIED | until))
+    due = TASK.c.state == TaskState.PENDING, or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.now)
+    tx.connection.execute(update(TASK).where(*of_kind, *due).values(until))
 
 
 def block(tx: Transaction, kind: TaskKind, job_id: str, problem: Problem) -> None:
@@ -343,5 +349,4 @@ def _lock_subject(tx: Transaction, kind: TaskKind, subject: str) -> None:
 def _end_others(tx: Transaction, task: LockedTask) -> None:
     """End an expired lease on a task of another job with the same subject, if there is one."""
     other = and_(TASK.c.kind == task.kind, TASK.c.subject == task.subject, TASK.c.job_id != task.job_id)
-    died = UNLEASED | {"attempts": TASK.c.attempts - 1, "deaths": TASK.c.deaths + 1}
-    tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(died))
+    tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(_DIED))

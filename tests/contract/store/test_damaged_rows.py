@@ -17,6 +17,7 @@ from tests.support.store_cases import (
     a_request,
     capture,
     job_id,
+    lease_publish,
     reach,
     start_units,
     submit,
@@ -60,6 +61,37 @@ def test_a_job_that_can_neither_be_leased_nor_blocked_is_tried_again_later(
     taken = lease(store, OWNER, TTL_S)
     assert taken is not None
     assert taken.job_id == FIRST
+
+
+def test_an_expired_lease_of_a_damaged_job_does_not_keep_its_repository(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """One lease at a time may write to a repository."""
+    for number in (1, 2):
+        capture(store, 1, number, "org/set")
+    assert lease_publish(store).job_id == FIRST
+    damage(database, JOB.c.problem, JOB.c.id)
+    clock.advance(TTL_S)
+    taken = [publishing.lease(store, "worker-2", TTL_S) for _ in range(2)]
+    assert [lease and lease.job_id for lease in taken] == [SECOND, None]
+
+
+def test_an_expired_lease_of_a_damaged_report_does_not_keep_its_owners(
+    store: Store, database: Store, clock: Clock
+) -> None:
+    """One report of an owner is sent at a time."""
+    request = a_request().model_copy(update={"webhook": Webhook(url="https://receiver.example/")})
+    for job in (FIRST, SECOND):
+        store.write(jobs.submit, NewJob.of(job, job, request))
+        store.write(jobs.cancel, job)
+    died = webhooks.lease(store, OWNER, TTL_S)
+    assert died is not None
+    assert died.job_id == FIRST
+    damage(database, EVENT.c.entry, EVENT.c.job_id)
+    clock.advance(TTL_S)
+    lease = webhooks.lease(store, "worker-2", TTL_S)
+    assert lease is not None
+    assert lease.job_id == SECOND
 
 
 def test_a_report_whose_event_cannot_be_read_holds_up_no_other(store: Store, database: Store) -> None:
