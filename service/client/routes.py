@@ -157,8 +157,10 @@ def _filled(path: str, names: Mapping[str, object]) -> str:
 
 def _sendable(key: str) -> str:
     """Return an idempotency key that a service may take. Raises ProblemReceived."""
-    if re.fullmatch("[ -~]+", key) is None:  # an empty one would be a new job each time
-        detail, cure = f"{key!r} is not an idempotency key", "give printable ASCII characters, or no key"
+    # An empty one would be a new job each time; a header neither begins nor ends with a space.
+    if re.fullmatch("[!-~]([ -~]*[!-~])?", key) is None:
+        detail = f"{key!r} is not an idempotency key"
+        cure = "give printable ASCII without a space at either end, or no key"
         raise ProblemReceived(OptionRefused(detail, field="key", cure=cure).problem())
     return key
 

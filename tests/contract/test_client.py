@@ -313,7 +313,7 @@ def test_a_host_that_no_name_server_takes_is_a_service_that_does_not_answer():
     assert refused.value.problem.type == UNREACHABLE
 
 
-@pytest.mark.parametrize("key", ["", "n\u00e4chtlich", "two\nlines", "\udcff"])
+@pytest.mark.parametrize("key", ["", " ", "nightly ", "n\u00e4chtlich", "two\nlines", "\udcff"])
 def test_an_idempotency_key_that_cannot_be_sent_is_refused_by_name(key: str):
     for client in (Quarry("http://127.0.0.1:9"), AsyncQuarry("http://127.0.0.1:9")):
         with pytest.raises(ProblemReceived, match="is not an idempotency key") as refused:
