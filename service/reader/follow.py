@@ -23,7 +23,7 @@ from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
 from service.reader.published import PublishedJob, patiently
-from service.reader.rows import OPEN_SHARDS, Rows
+from service.reader.rows import Rows, note_use
 from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
 
@@ -212,7 +212,7 @@ class QuarryFollower(IterableDataset[Any]):
             if mine is not None and (rank == self._world_size - 1 or not self._even):
                 unit, index = mine
                 row = unit.rows[index]
-                _note_use(opened, unit.rows)
+                note_use(opened, unit.rows)
                 self._state, mine = self._at(begin, number + 1, num_workers), None
                 yield row
         self._state = self._at(self._end, self._end.seen, num_workers)
@@ -273,19 +273,6 @@ def _is_wanted() -> bool:
     """Return whether the rows are still wanted: a loader worker's parent may have been killed."""
     parent = parent_process() if get_worker_info() is not None else None
     return parent is None or parent.is_alive()
-
-
-def _note_use(opened: WeakKeyDictionary[Rows, None], rows: Rows) -> None:
-    """Move `rows` to the end of `opened`, and close the shards of the first ones if there are too many.
-
-    A block may have rows of more units than a process can have open files.
-    """
-    opened.pop(rows, None)
-    opened[rows] = None
-    if len(opened) > OPEN_SHARDS:
-        oldest = next(iter(opened))
-        oldest.close_shards()
-        del opened[oldest]
 
 
 class _Repository:

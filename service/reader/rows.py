@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -110,6 +111,11 @@ class Rows(Dataset[Any]):
         states = torch.from_numpy(raw).view(self.about.dtype)
         return states.view(len(layer_ids), num_tokens, self.about.hidden_size).transpose(0, 1)
 
+    @property
+    def num_open(self) -> int:
+        """How many shards are open."""
+        return self._shard.cache_info().currsize
+
     def close_shards(self) -> None:
         """Close all shards; each is opened again when one of its rows is read."""
         self._shard.cache_clear()
@@ -180,3 +186,17 @@ class Rows(Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._keep_open()
+
+
+def note_use(opened: WeakKeyDictionary[Rows, None], rows: Rows) -> None:
+    """Move `rows` to the end of `opened`, and close the shards of the first ones while too many are open.
+
+    A follower's block may have rows of more units than a process can have open files, and a unit a shard of
+    each rank.
+    """
+    opened.pop(rows, None)
+    opened[rows] = None
+    while len(opened) > 1 and sum(each.num_open for each in opened) > OPEN_SHARDS:
+        oldest = next(iter(opened))
+        oldest.close_shards()
+        del opened[oldest]

@@ -3,11 +3,12 @@
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 
-from service.reader import QuarryDataset, QuarryStream, follow, rows as dataset_rows
+from service.reader import QuarryDataset, QuarryStream, rows as dataset_rows
 from tests.contract.reader.test_dataset import assert_right
 from tests.support.finished_job import JOB
 from tests.support.followed import EVERY, ROWS, UNITS, Followed, ids
@@ -52,10 +53,22 @@ def test_a_units_files_are_closed_behind_its_last_row(followed: Followed, uncoll
     assert set(num_open) == {2}, "one shard, which is read past its footer, too"
 
 
+def test_units_of_several_ranks_are_closed_by_their_number_of_shards(plain, monkeypatch, uncollected):
+    """Each rank writes a shard of its own, so that 64 units may have as many files as a process may open."""
+    monkeypatch.setattr(dataset_rows, "OPEN_SHARDS", 8)
+    before, opened, held = num_open_files(), WeakKeyDictionary(), []
+    for _ in range(3):
+        held.append(rows := QuarryDataset(plain))
+        for number in range(len(rows)):
+            rows.row(number)
+            dataset_rows.note_use(opened, rows)
+            assert num_open_files() <= before + 2 * 8
+
+
 def test_a_block_of_many_units_does_not_keep_all_of_them_open(
     followed: Followed, monkeypatch: pytest.MonkeyPatch, uncollected: None
 ) -> None:
-    monkeypatch.setattr(follow, "OPEN_SHARDS", 1)
+    monkeypatch.setattr(dataset_rows, "OPEN_SHARDS", 1)
     followed.capture(UNITS)
     followed.complete()
     before, num_open, rows = num_open_files(), [], []
