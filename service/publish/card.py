@@ -56,12 +56,12 @@ def states_config(name: str) -> str:
 
 
 def assigned_configs(card: str | None) -> dict[str, str]:
-    """Return the configuration of each job that `card` lists: the first, since a person's come behind ours.
+    """Return the configuration of each job that `card` lists; one that a person added only if no other does.
 
     Raises OptionRefused if its YAML is broken.
     """
     configs: dict[str, str] = {}
-    for config in _configs(_parsed(card)[0]):
+    for config in sorted(_configs(_parsed(card)[0]), key=_is_added):
         for job_id in JOB_IN_PATH.findall(str(config.get("data_files"))):
             if name := config.get("config_name"):
                 configs.setdefault(job_id, str(name))
@@ -165,6 +165,12 @@ def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[JobEntry]
         "tags": tags + [tag for tag in TAGS if tag not in tags],
         "configs": configs + foreign,
     }
+
+
+def _is_added(config: Mapping[str, Any]) -> bool:
+    """Return whether the files of a configuration are not as Quarry writes them; any may have a new name."""
+    files = config.get("data_files")
+    return bool(files != _files("data", JOB_IN_PATH.findall(str(files))))
 
 
 def _files(folder: str, jobs: Sequence[str]) -> list[dict[str, Any]]:

@@ -225,12 +225,13 @@ def test_a_card_that_an_editor_began_with_a_byte_order_mark_keeps_its_yaml(manif
     assert render_card([manifest], existing=f"\ufeff{before}") == before
 
 
+@pytest.mark.parametrize("place", [0, 2])
 def test_a_job_that_somebody_elses_configuration_lists_too_stays_in_its_own(
-    manifest: Manifest, other: Manifest
+    manifest: Manifest, other: Manifest, place: int
 ) -> None:
     before = DatasetCard(render_card([manifest]))
     theirs = {"config_name": "best", "data_files": f"data/{JOB}/*.parquet"}
-    before.data["configs"] = [*before.data["configs"], theirs]
+    before.data["configs"].insert(place, theirs)
     card = render_card([manifest, other], existing=str(before))
     index, states, best = yaml_of(card)["configs"]
     assert (index["config_name"], states["config_name"], best) == ("index", "states", theirs)
