@@ -32,6 +32,9 @@ INCOMPLETE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 tensor parallelism those of the others before they are summed over the ranks.
 """
 
+WINDOWS = ("sliding_window", "sliding_window_size", "interleaved_sliding_window", "attention_chunk_size")
+"""How configs name the windows of layers; the second is of MiMo-V2, the third of openPangu and PLaMo 3."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
@@ -96,9 +99,7 @@ def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any
     text = config.hf_text_config
     if config.is_hybrid or config.is_attention_free:
         why = "is recurrent: with hidden states, vLLM may copy a cached block in part"
-    elif parse_version(vllm.__version__) < FIRST_TRIMMED and (
-        getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
-    ):
+    elif parse_version(vllm.__version__) < FIRST_TRIMMED and any(getattr(text, key, None) for key in WINDOWS):
         why = f"has windows: vLLM {vllm.__version__} may give a request blocks that others hold, as its own"
     else:
         return {}

@@ -149,6 +149,7 @@ def test_the_prefix_cache_is_off_for_recurrent_models(tmp_path):
     [
         ("GptOssForCausalLM", "gpt_oss", {"sliding_window": 8}),
         ("Llama4ForCausalLM", "llama4_text", {"attention_chunk_size": 8, "attn_temperature_tuning": False}),
+        ("Qwen3ForCausalLM", "qwen3", {"interleaved_sliding_window": [8]}),
     ],
 )
 def test_the_prefix_cache_is_off_for_windows_while_vllm_does_not_trim_hits_of_the_states(
