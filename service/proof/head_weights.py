@@ -210,7 +210,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
             single = files_of_any_name[0]
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise _refused(folder, f"the weight index cannot be read: {error}") from error
 
 

@@ -11,7 +11,7 @@ from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
 from service.errors import EngineRefused
 from service.proof.head import Head
-from service.proof.head_weights import HeadWeights, NormWeights, read_head, text_config
+from service.proof.head_weights import HeadWeights, NormWeights, norm_weight, read_head, text_config
 from tests.support.reference_models import HIDDEN_SIZE, MODEL_TYPES, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 Tensors = dict[str, torch.Tensor | None]
@@ -176,6 +176,13 @@ def test_a_weight_file_that_is_broken_or_missing_is_refused(tmp_path, content):
     with pytest.raises(EngineRefused, match="neither" if content is None else "cannot be read") as refusal:
         Head.load(tmp_path, "float32")
     assert (refusal.value.cure is None) == (content is not None)
+
+
+@pytest.mark.parametrize("index", ["[]", '{"weight_map": null}', '{"weight_map": {"model.norm.weight": 3}}'])
+def test_a_weight_index_of_another_shape_is_refused(tmp_path, index):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(EngineRefused, match="the weight index cannot be read"):
+        norm_weight(tmp_path)
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):
