@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import IO, NoReturn, cast
@@ -154,12 +155,8 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
         detail = f"{path!r} has '..' behind a wildcard, more than one '**', or '**' within a name"
         raise _refused(detail, "name the folder that it begins at, and use '**' once, as '/**/'")
     folder = _allowed(Path(*parts[:fixed]), roots)
-    files = {file.relative_to(folder): file for file in folder.glob(str(Path(*parts[fixed:])))}
-    return {
-        name.as_posix(): file
-        for name, file in files.items()
-        if file.is_file() and not any(map(_is_left_out, name.parts))
-    }
+    matching = _matching(folder, *wild) if folder.is_dir() else ()
+    return {file.relative_to(folder).as_posix(): file for file in matching}
 
 
 def _is_left_out(name: str) -> bool:
@@ -171,6 +168,8 @@ def _is_complete(file: Path, source: FileSource) -> bool:
     """Return whether a file's writer has finished it."""
     if source.marker is not None and not file.with_name(file.name + source.marker).exists():
         return False
+    if not file.is_file():
+        raise _refused(f"{file.name!r} is a link that leads to no file", "mend the link, or remove it")
     stats = file.stat()
     # A copy may have a time of another clock, in the future, at which it would be left out night after night.
     changed_s = min(stats.st_mtime, stats.st_ctime)
@@ -178,18 +177,55 @@ def _is_complete(file: Path, source: FileSource) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files in and below a folder that are not left out.
+    """Yield the files in and below a folder that are not left out. Raises as `_walked`."""
+    for parent, names in _walked(folder):
+        yield from (path for name in names if _may_be_read(path := parent / name))
 
-    Raises OSError for an unreadable folder: otherwise its rows would be silently missing.
+
+def _matching(folder: Path, part: str, *rest: str) -> Iterator[Path]:
+    """Yield the files below a folder, and not left out, that a glob's parts name. Raises as `_walked`.
+
+    `Path.glob` passes over folders that it may not read.
+    """
+    if part == "**":
+        for parent, _ in _walked(folder) if rest else ():
+            yield from _matching(parent, *rest)
+        return
+    below = folder.iterdir() if GLOB.search(part) else (folder / part,)
+    for path in below:
+        if _is_left_out(path.name) or not fnmatchcase(path.name, part):
+            continue
+        if not rest and _may_be_read(path):
+            yield path
+        elif rest and path.is_dir():
+            yield from _matching(path, *rest)
+
+
+def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder, and those below it that are not left out, each with the names of its files.
+
+    Raises OSError for a folder that may not be read, and SourceRefused for a link to a folder that is not
+    read under its own name: otherwise its rows would be silently missing.
     """
 
     def refuse(error: OSError) -> NoReturn:
         raise error
 
+    top = folder.resolve()
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not _is_left_out(name)]
-        paths = [Path(parent, name) for name in names if not _is_left_out(name)]
-        yield from (path for path in paths if path.is_file())
+        for link in (path for name in folders if (path := Path(parent, name)).is_symlink()):
+            real = link.resolve()
+            if not real.is_relative_to(top) or any(map(_is_left_out, real.relative_to(top).parts)):
+                name = link.relative_to(folder).as_posix()
+                detail = f"{name!r} is a link to a folder, which is not followed"
+                raise _refused(detail, "remove the link, or name its folder in a source of its own, of a mix")
+        yield Path(parent), [name for name in names if not _is_left_out(name)]
+
+
+def _may_be_read(path: Path) -> bool:
+    """Return whether it is a file, or a link that leads nowhere, which is refused later."""
+    return path.is_file() or (path.is_symlink() and not path.is_dir())
 
 
 _CONVERT = "give JSON Lines (one object a line; `jq -c '.[]'` makes it from an array) or Parquet"

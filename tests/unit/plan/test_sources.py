@@ -281,7 +281,41 @@ def test_a_folder_that_may_not_be_read_is_refused_since_its_rows_would_be_missin
 
     # Who runs the tests may be root, to whom nothing is denied.
     monkeypatch.setattr(os, "scandir", denied)
-    assert "Permission denied" in refusal(tmp_path, tmp_path).detail
+    for path in (tmp_path, tmp_path / "**" / "*.jsonl"):
+        assert "Permission denied" in refusal(tmp_path, path).detail
+
+
+@pytest.mark.parametrize("path", [".", "**/*.jsonl", "d/*.jsonl"])
+def test_a_link_that_leads_to_no_file_is_refused_since_its_rows_would_be_missing(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "d").mkdir()
+    for name in ("d/a.jsonl", "d/b.jsonl.done", "d/c.jsonl.done"):
+        jsonl(tmp_path / name, {"text": "x"})
+    for name in ("d/b.jsonl", "d/of another form"):
+        (tmp_path / name).symlink_to(tmp_path / "gone")
+    error = refusal(tmp_path, path)
+    assert error.detail == "'b.jsonl' is a link that leads to no file" and "remove" in str(error.cure)
+    assert refusal(tmp_path, path, marker=".done", min_age_s=1).detail == error.detail
+    assert "no file" in refusal(tmp_path, path, marker=".ready").detail
+    (tmp_path / "d/b.jsonl").unlink()
+    assert [row.content for row in rows_of(tmp_path, path)] == [Sample(text="x")]
+
+
+@pytest.mark.parametrize("target", ["../out", "all/.hidden"])
+def test_a_link_to_a_folder_that_is_not_read_otherwise_is_refused(tmp_path: Path, target: str) -> None:
+    for folder in ("in/all/.hidden", "in/all/0", "out"):
+        (tmp_path / folder).mkdir(parents=True)
+        jsonl(tmp_path / folder / "a.jsonl", {"text": folder})
+    root = tmp_path / "in"
+    (root / "all" / "latest").symlink_to("0")  # the folder itself is read
+    for path in (root, root / "**" / "*.jsonl"):
+        assert [row.source_id for row in rows_of(tmp_path, path)] == ["all/0/a.jsonl:0"]
+    (root / "link").symlink_to(root / target)
+    for path in (root, root / "**" / "*.jsonl"):
+        error = refusal(tmp_path, path)
+        assert error.detail == "'link' is a link to a folder, which is not followed"
+        assert "mix" in str(error.cure)
 
 
 def test_a_file_that_went_away_before_it_was_hashed_is_refused_by_name(tmp_path: Path) -> None:
