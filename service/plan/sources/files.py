@@ -8,6 +8,7 @@ import re
 import stat
 import time
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -285,7 +286,7 @@ def _jsonl_rows(name: str, packed: IO[bytes], labels: Sequence[str]) -> Iterator
                 detail = f"a line is longer than {MAX_LINE_BYTES} bytes"
                 yield None, RowReject(RejectReason.LINE_TOO_LONG, detail)
             elif text := line.strip():
-                if first and text.startswith(b"["):
+                if first and text.removeprefix(BOM_UTF8).startswith(b"["):
                     detail = f"{Path(name).name!r} holds a JSON array, not one object a line"
                     raise _refused(detail, _CONVERT)
                 yield read_line(text, labels)

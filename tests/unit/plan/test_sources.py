@@ -189,6 +189,7 @@ WHOLE = parquet_bytes({"text": [f"row {i} " * 10 for i in range(5000)]})
 OTHER_COLUMN = parquet_bytes({"question": ["x"], "qqqq": ["y"]})
 REFUSED = [
     ("a.json", b'\n[{"text": "x"}]', "'a.json' holds a JSON array"),
+    ("bom.json", b'\xef\xbb\xbf[\n{"text": "x"},\n{"text": "y"}\n]', "'bom.json' holds a JSON array"),
     ("a.csv", b"text\nx\n", "'a.csv' is not a"),
     ("a.parquet", OTHER_COLUMN, "'a.parquet' has none of the columns"),
     ("a.parquet", OTHER_COLUMN.replace(b"qqqq", b"\xff\xfe\xff\xfe"), "'a.parquet' cannot be read"),
