@@ -304,6 +304,8 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
     # Memory mapping and pre-buffering would hold whole row groups.
     with pq.ParquetFile(_by_descriptor(opened), pre_buffer=False) as file:
         columns = [name for name in file.schema_arrow.names if name in (*COLUMNS, *labels)]
+        if twice := sorted({name for name in columns if columns.count(name) > 1}):
+            raise _refused(f"{Path(name).name!r} has several columns {twice[0]!r}", "rename all but one")
         if not columns:
             detail = f"{Path(name).name!r} has none of the columns {', '.join(COLUMNS)}"
             raise _refused(detail, "rename its columns")

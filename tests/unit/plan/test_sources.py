@@ -185,6 +185,12 @@ def parquet_bytes(columns: dict[str, list[str]]) -> bytes:
     return file.getvalue()
 
 
+def two_columns(name: str) -> bytes:
+    file = BytesIO()
+    pq.write_table(pa.Table.from_arrays([pa.array([[1]]), pa.array([[2]])], names=[name, name]), file)
+    return file.getvalue()
+
+
 WHOLE = parquet_bytes({"text": [f"row {i} " * 10 for i in range(5000)]})
 OTHER_COLUMN = parquet_bytes({"question": ["x"], "qqqq": ["y"]})
 REFUSED = [
@@ -192,6 +198,7 @@ REFUSED = [
     ("bom.json", b'\xef\xbb\xbf[\n{"text": "x"},\n{"text": "y"}\n]', "'bom.json' holds a JSON array"),
     ("a.csv", b"text\nx\n", "'a.csv' is not a"),
     ("a.parquet", OTHER_COLUMN, "'a.parquet' has none of the columns"),
+    ("a.parquet", two_columns("token_ids"), "'a.parquet' has several columns 'token_ids'"),
     ("a.parquet", OTHER_COLUMN.replace(b"qqqq", b"\xff\xfe\xff\xfe"), "'a.parquet' cannot be read"),
     ("cut.parquet", WHOLE[: len(WHOLE) // 2], "'cut.parquet' cannot be read"),
     ("cut.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 9)[:-9], "'cut.jsonl.gz' cannot be read"),
