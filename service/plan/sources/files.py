@@ -37,6 +37,9 @@ MAX_LINE_BYTES = 64 * 2**20
 """A longer JSONL line is rejected; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
 
+_NO_VALUE = ValueError, OverflowError, LookupError
+"""What Arrow raises for a cell that Python cannot represent."""
+
 _State = tuple[int, int, int, int]
 """Device, inode, length and ctime: when it was last written, renamed or linked, which only the kernel
 sets.
@@ -312,7 +315,7 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
         for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
             try:
                 rows = batch.to_pylist()
-            except (ValueError, OverflowError):
+            except _NO_VALUE:
                 yield from _row_by_row(batch, labels)
             else:
                 yield from (read_columns(row, batch.schema, labels) for row in rows)
@@ -321,12 +324,13 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
 def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[Read]:
     """Read a batch with a cell that Python cannot represent: only that cell's row is rejected.
 
-    Parquet does not check that strings are UTF-8, and its dates exceed Python's range.
+    Parquet does not check that strings are UTF-8, its dates exceed Python's range, and its time zones may be
+    unknown here.
     """
     for number in range(batch.num_rows):
         try:
             [row] = batch.slice(number, 1).to_pylist()
-        except (ValueError, OverflowError) as error:
+        except _NO_VALUE as error:
             yield None, RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
         else:
             yield read_columns(row, batch.schema, labels)

@@ -265,6 +265,16 @@ def test_a_date_that_python_has_none_for_costs_its_row_alone(tmp_path: Path) -> 
     assert isinstance(contents[1], RowReject) and contents[1].reason is RejectReason.INVALID_SAMPLE
 
 
+def test_a_label_of_an_unknown_time_zone_costs_its_rows_alone(tmp_path: Path) -> None:
+    at = pa.array([0, None], pa.timestamp("s", tz="Mars/Olympus"))
+    pq.write_table(pa.table({"text": ["x", "y"], "at": at}), tmp_path / "a.parquet")
+    source = SOURCE.validate_python({"kind": "file", "path": str(tmp_path)})
+    opened = open_source(source, Settings(source_roots=(tmp_path,)), labels=("at",)).listed()
+    bad, good = [row.content for row in opened.rows()]
+    assert isinstance(bad, RowReject) and "Mars/Olympus" in bad.detail
+    assert good == Sample(text="y", labels={"at": None})
+
+
 def test_a_file_whose_name_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "d" / os.fsdecode(b"b\xff.jsonl")
     path.parent.mkdir()
