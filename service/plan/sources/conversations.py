@@ -73,6 +73,8 @@ def read_row(row: object, labels: Sequence[str] = ()) -> Read:
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    if row.get("loss_mask") and _first(row, "token_ids", "input_ids") is None:
+        raise RejectedError(RejectReason.INVALID_SAMPLE, "'loss_mask' goes with 'token_ids' or 'input_ids'")
     if row.get("messages") is not None:
         messages = [_openai_message(turn, "messages") for turn in _turns(row, "messages")]
     elif row.get("conversations") is not None:

@@ -137,6 +137,8 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
         ({"token_ids": [1, -2]}, RejectReason.INVALID_SAMPLE),
         ({"token_ids": [1, 2], "loss_mask": [1]}, RejectReason.INVALID_SAMPLE),
         ({"token_ids": [1, 2], "loss_mask": [1, 2]}, RejectReason.INVALID_SAMPLE),
+        ({"text": "x", "loss_mask": [0, 1]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER], "loss_mask": [0]}, RejectReason.INVALID_SAMPLE),
         ({"input_ids": [1, 2], "labels": [-100, 2]}, RejectReason.INVALID_SAMPLE),
         ({"input_ids": [1, 2], "assistant_masks": [0, 1]}, RejectReason.INVALID_SAMPLE),
         ({"input_ids": [1, 2], "attention_mask": [0, 1]}, RejectReason.INVALID_SAMPLE),
