@@ -9,7 +9,7 @@ import stat
 import time
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -30,6 +30,11 @@ from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*JSONL_SUFFIXES, PARQUET_SUFFIX)
+
+PACKED = re.compile(
+    rf".*({'|'.join(map(re.escape, SUFFIXES))})(\.(bz2|gz|lz4|xz|zip|zstd?))?", re.DOTALL | re.IGNORECASE
+)
+"""Names of files of these forms, however they are compressed and written."""
 
 GLOB = re.compile(r"[*?\[]")
 
@@ -72,7 +77,7 @@ class FileRows:
         source, roots, frozen, may_be_empty = self.source, self.roots, self.names, self.may_be_empty
         try:
             files = _listed(source.path, roots)
-            names = sorted(name for name in files if name.endswith(SUFFIXES)) if frozen is None else frozen
+            names = _readable(files) if frozen is None else frozen
             if gone := sorted(set(names) - files.keys()):
                 raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
             if not names and not may_be_empty:
@@ -161,6 +166,18 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
     folder = _allowed(Path(*parts[:fixed]), roots)
     matching = _matching(folder, *wild) if folder.is_dir() else ()
     return {file.relative_to(folder).as_posix(): file for file in matching}
+
+
+def _readable(names: Collection[str]) -> list[str]:
+    """Return the names of the files to read, sorted.
+
+    Raises SourceRefused for one that is read in another form only: its rows would be silently missing.
+    """
+    readable = sorted(name for name in names if name.endswith(SUFFIXES))
+    if unread := sorted(name for name in set(names).difference(readable) if PACKED.fullmatch(name)):
+        detail = f"{unread[0]!r} is not read: its name does not end with one of {', '.join(SUFFIXES)}"
+        raise _refused(detail, "unpack or rename it, or give a glob that leaves it out, such as '**/*.jsonl'")
+    return readable
 
 
 def _is_left_out(name: str) -> bool:

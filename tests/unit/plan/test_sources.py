@@ -320,6 +320,17 @@ def test_a_link_that_leads_to_no_file_is_refused_since_its_rows_would_be_missing
     assert [row.content for row in rows_of(tmp_path, path)] == [Sample(text="x")]
 
 
+@pytest.mark.parametrize("name", ["b.jsonl.zst", "b.json.gz", "d/b.parquet.GZ", "b.JSONL"])
+def test_a_file_in_a_folder_that_is_read_only_in_another_form_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "d").mkdir()
+    for file in ("a.jsonl", "a.jsonl.done", "a.jsonl.bak", "README.md"):
+        jsonl(tmp_path / file, {"text": "x"})
+    assert len(rows_of(tmp_path, tmp_path)) == 1
+    jsonl(tmp_path / name, {"text": "y"})
+    assert refusal(tmp_path, tmp_path).detail.startswith(f"{name!r} is not read")
+    assert len(rows_of(tmp_path, tmp_path / "*.jsonl")) == 1
+
+
 @pytest.mark.parametrize("target", ["../out", "all/.hidden"])
 def test_a_link_to_a_folder_that_is_not_read_otherwise_is_refused(tmp_path: Path, target: str) -> None:
     for folder in ("in/all/.hidden", "in/all/0", "out"):
