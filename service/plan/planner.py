@@ -38,7 +38,7 @@ from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_plan import packed
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, runs, spools
+from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, runs, spools, tasks
 from service.work.keeper import Keeper, Kept
 from service.work.runner import run_next
 
@@ -105,6 +105,8 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
             detail = f"the tokenizer of {lease.model} was changed while it was loaded"
             raise IdentityChanged(detail, field="model", cure="resume when nobody writes to it any more")
         if frozen_path is not None:
+            # Another planner may have fixed other files meanwhile, and no transaction fences this file.
+            store.write(tasks.held, lease)
             with writing(f"the file {frozen_path.name}"), sealing(frozen_path, str(lease.epoch)) as temporary:
                 temporary.write_text(json.dumps(opening.source))
         identity = identity_of(request, target, model, opening)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from schemas.names import posted_path
 from service.control import scheduling
 from service.control.deletion import delete_job
 from service.errors import LeaseLost
+from service.plan import planner
 from service.plan.planner import plan_job
 from service.plan.posted import take
 from service.store import jobs, plans
@@ -175,6 +177,31 @@ def test_what_a_planner_takes_after_it_lost_its_lease_comes_in_the_next_night(ni
     nights.work()
     swept(nights)
     assert len(nights.waiting()) == 1
+    nights.night()
+    assert nights.once() == names(range(3))
+
+
+def test_a_planner_that_lost_its_lease_does_not_say_what_the_plan_holds(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A planner pauses before it takes. 2. Another plans the job. 3. More is posted. 4. It goes on."""
+    nights.post(0, 1)
+    nights.submit()
+    lease = plans.lease(nights.store, "first", 60.0)
+    assert lease is not None
+
+    def pauses(*arguments: Any) -> None:
+        monkeypatch.undo()
+        nights.clock.advance(61)
+        nights.shop.plan()
+        nights.post(2)
+        take(*arguments)
+
+    monkeypatch.setattr(planner, "take", pauses)
+    with pytest.raises(LeaseLost):
+        plan_job(lease, nights.store, nights.shop.settings, lambda: None)
+    nights.work()
+    swept(nights)
     nights.night()
     assert nights.once() == names(range(3))
 
