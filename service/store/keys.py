@@ -1,6 +1,8 @@
 """API keys: made, found, listed and revoked; and what an owner's keys allow together."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
@@ -70,8 +72,8 @@ def granted(tx: Transaction, owner: str | None) -> Grants | None:
 
 def limited_owners(tx: Transaction) -> set[str]:
     """Return the owners whose bytes are limited."""
-    rows = tx.connection.execute(select(API_KEY.c.name, API_KEY.c.grants).where(_is_active(tx)))
-    return {name for name, grants in rows if grants.max_bytes is not None}
+    of_owners = _that_count(tx).items()
+    return {name for name, all_grants in of_owners if any(one.max_bytes is not None for one in all_grants)}
 
 
 def check_quota(tx: Transaction, owner: str | None) -> None:
@@ -97,13 +99,14 @@ def check_quota(tx: Transaction, owner: str | None) -> None:
 def check_bytes(tx: Transaction, owner: str | None, waiting_bytes: int = 0) -> None:
     """Return only if an owner may have more bytes here: of requests, existing shards and posted samples.
 
-    Raises QuotaExceeded.
+    The limits hold on when the last key has ended, since what is planned continues. Raises QuotaExceeded.
     """
     if owner is None:
         return
     kept = func.coalesce(func.sum(JOB.c.bytes_written - JOB.c.bytes_gone + JOB.c.request_bytes), 0)
     num_bytes = waiting_bytes + (tx.connection.scalar(select(kept).where(JOB.c.owner == owner)) or 0)
-    _check(owner, _of_owner(tx, owner), "max_bytes", num_bytes, "delete jobs with their datasets")
+    all_grants = _that_count(tx, owner).get(owner, ())
+    _check(owner, all_grants, "max_bytes", num_bytes, "delete jobs with their datasets")
 
 
 def _check(owner: str, all_grants: Sequence[Grants], name: str, used: int, cure: str) -> None:
@@ -116,6 +119,23 @@ def _check(owner: str, all_grants: Sequence[Grants], name: str, used: int, cure:
 def _of_owner(tx: Transaction, owner: str, *, lock: bool = False) -> Sequence[Grants]:
     query = select(API_KEY.c.grants).where(API_KEY.c.name == owner, _is_active(tx))
     return tx.connection.scalars(query.with_for_update() if lock else query).all()
+
+
+def _that_count(tx: Transaction, owner: str | None = None) -> dict[str, list[Grants]]:
+    """Return by owner the grants of the valid keys, or if there are none, of the last that was valid."""
+    # A worker's role may read no other columns.
+    query = select(API_KEY.c.name, API_KEY.c.grants, API_KEY.c.expires_at, API_KEY.c.revoked_at)
+    if owner is not None:
+        query = query.where(API_KEY.c.name == owner)
+    by_owner: defaultdict[str, list[tuple[datetime, Grants]]] = defaultdict(list)
+    for name, grants, *ends in tx.connection.execute(query):
+        valid_until = min([tx.now, *(at for at in ends if at is not None)])
+        by_owner[name].append((valid_until, grants))
+    last = {name: max(until for until, _ in all_keys) for name, all_keys in by_owner.items()}
+    return {
+        name: [grants for until, grants in all_keys if until == last[name]]
+        for name, all_keys in by_owner.items()
+    }
 
 
 def _is_active(tx: Transaction) -> ColumnElement[bool]:

@@ -237,13 +237,15 @@ def test_jobs_are_deleted_when_their_days_are_over(
 
 
 @pytest.mark.parametrize("with_datasets", [False, True])
-@pytest.mark.parametrize("max_bytes", [None, 10**9])
+@pytest.mark.parametrize(("max_bytes", "is_revoked"), [(None, False), (10**9, False), (10**9, True)])
 def test_a_job_stays_while_its_dataset_counts_for_its_owner(
-    store: Store, tmp_path: Path, max_bytes: int | None, with_datasets: bool
+    store: Store, tmp_path: Path, max_bytes: int | None, is_revoked: bool, with_datasets: bool
 ) -> None:
     """1. Its days are over. 2. It is kept with its dataset, or both go; or its owner is not limited."""
     new = NewKey(name="tenant", scopes=(Scope.JOBS_WRITE,), max_bytes=max_bytes)
     store.write(keys.add, "ab" * 4, "0" * 64, new)
+    if is_revoked:
+        store.write(keys.revoke, "ab" * 4)
     capture(store)
     store.write(publishing.complete, lease_publish(store), None)
     store.write(lambda tx: tx.connection.execute(update(JOB).values(owner="tenant")))
