@@ -76,6 +76,13 @@ def limited_owners(tx: Transaction) -> set[str]:
     return {name for name, all_grants in of_owners if any(one.max_bytes is not None for one in all_grants)}
 
 
+def usual_priority(tx: Transaction, owner: str | None) -> int:
+    """Return the priority of a job that asks for none: 0, or less if a key of its owner allows no more."""
+    all_grants = [] if owner is None else _of_owner(tx, owner)
+    most = [one.max_priority for one in all_grants if one.max_priority is not None and not one.is_admin]
+    return min([0, *most])
+
+
 def check_quota(tx: Transaction, owner: str | None) -> None:
     """Return only if an owner may have another job.
 

@@ -31,7 +31,7 @@ from schemas.schedule import (
 )
 from schemas.source import PostedSource
 from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError, QuotaExceeded
-from service.store import captured_samples, jobs, runs, spools
+from service.store import captured_samples, jobs, keys, runs, spools
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.migration import check_behind_lock, check_write
@@ -355,7 +355,8 @@ def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
     new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
     spool = schedule.number if isinstance(request.source, PostedSource) else None
-    made = NewJob.of(jobs.new_id(), key, request, schedule=new_only, spool=spool, owner=schedule.owner)
+    priority = keys.usual_priority(tx, schedule.owner)
+    made = NewJob.of(jobs.new_id(), key, request, priority, new_only, spool, schedule.owner)
     job, _ = jobs.submit(tx, made)
     captured_samples.publish(tx, schedule.number, stopped)
     _update(tx, schedule.number, last_job=job.id)

@@ -318,6 +318,18 @@ def test_a_key_bounds_the_priority_of_its_jobs(api: httpx2.Client, model: Path) 
     assert api.patch(path, json={"priority": 7}, headers=bearer(ADMIN)).status_code == 200
 
 
+def test_a_key_bounds_the_priority_of_what_its_schedules_make(api: httpx2.Client, model: Path) -> None:
+    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
+    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
+    for most, priority in ((-5, -5), (7, 0)):
+        _, headers = add(api, f"team{most}", **roots, max_priority=most)
+        name = f"nightly{most}"
+        nightly = {"name": name, "cron": "0 3 * * *", "request": job_body(model, source=source)}
+        assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
+        made = api.post(f"/schedules/{name}/run", headers=headers).json()["job_id"]
+        assert api.get(f"/jobs/{made}", headers=headers).json()["priority"] == priority
+
+
 def test_a_slot_counts_as_a_job_of_its_owner(api: httpx2.Client, store: Store, model: Path) -> None:
     roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
     _, headers = add(api, **roots, max_jobs=1)
