@@ -27,7 +27,7 @@ from service.api.routes.resources import BudgetOf, CallerOf, FeedOf, JobOf, Sett
 from service.control.budget import Turn
 from service.control.deletion import delete_job
 from service.errors import CallerRefused, IllegalMove, KeyRefused, NotFound, StoreUnavailable
-from service.store import JobRow, Store, commits, jobs
+from service.store import JobRow, Store, commits, jobs, keys
 
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
@@ -134,11 +134,12 @@ def delete(
 ) -> None:
     """Delete a job that has ended and, on request, its local dataset; what is on the Hub stays.
 
-    A caller with a byte limit must delete the dataset as well, since it would no longer be counted.
+    An owner with a byte limit must delete the dataset as well, since it would no longer be counted.
     """
-    if query.dataset == "keep" and asks.grants.max_bytes is not None:
+    if query.dataset == "keep" and asks.owner in store.read(keys.limited_owners):
         cure = "delete it with dataset=delete"
-        raise CallerRefused("a key with max_bytes cannot keep the dataset", field="dataset", cure=cure)
+        detail = "an owner of a key with max_bytes cannot keep the dataset"
+        raise CallerRefused(detail, field="dataset", cure=cure)
     delete_job(store, settings, job.id, with_dataset=query.dataset == "delete")
 
 

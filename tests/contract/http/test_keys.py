@@ -290,6 +290,18 @@ def test_quotas_are_kept(api: httpx2.Client, store: Store, model: Path) -> None:
     assert api.post("/extract", json=job_body(model), headers=limited).status_code == 202
 
 
+def test_no_key_of_an_owner_with_a_limit_keeps_a_dataset_that_nobody_counts(
+    api: httpx2.Client, store: Store, model: Path
+) -> None:
+    _, limited = add(api, model_roots=[str(model.parent)], max_bytes=10**9)
+    _, unlimited = add(api)
+    path = f"/jobs/{api.post('/extract', json=job_body(model), headers=limited).json()['id']}"
+    complete(store, path.removeprefix("/jobs/"))
+    for headers in (limited, unlimited):
+        assert problem_of(api.delete(path, headers=headers), 403).field == "dataset"
+    assert api.delete(path, headers=bearer(ADMIN)).status_code == 204
+
+
 def test_posted_samples_and_requests_of_jobs_that_have_ended_count_as_bytes(
     api: httpx2.Client, store: Store, model: Path
 ) -> None:
