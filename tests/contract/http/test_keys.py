@@ -12,15 +12,13 @@ import pytest
 from sqlalchemy import text
 
 from schemas.keys import Grants, Scope
-from schemas.schedule import RunOutcome
 from service.control.keys import check_bind
 from service.errors import OptionRefused
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import Store
 from tests.support.api import (
     UNKNOWN,
     api_settings,
-    complete,
     job_body,
     problem_of,
     serving,
@@ -263,120 +261,6 @@ def test_a_job_is_planned_with_what_its_owners_keys_allow_then(
     for key in api.get("/keys", headers=bearer(ADMIN)).json()["keys"]:
         api.delete(f"/keys/{key['id']}", headers=bearer(ADMIN))
     assert lease_plan(store).grants == Grants(scopes=(Scope.JOBS_READ,))
-
-
-def test_quotas_are_kept(api: httpx2.Client, store: Store, model: Path) -> None:
-    _, headers = add(api, model_roots=[str(model.parent)], max_jobs=1)
-    first = api.post("/extract", json=job_body(model), headers=headers | {"Idempotency-Key": "one"})
-    assert first.status_code == 202
-    refused = api.post("/extract", json=job_body(model), headers=headers)
-    assert problem_of(refused, 429).type == "urn:quarry:quota-exceeded"
-    again = api.post("/extract", json=job_body(model), headers=headers | {"Idempotency-Key": "one"})
-    assert again.json()["id"] == first.json()["id"]
-    complete(store, first.json()["id"])
-    assert api.post("/extract", json=job_body(model), headers=headers).status_code == 202
-    _, limited = add(api, model_roots=[str(model.parent)], max_bytes=1)
-    refused = problem_of(api.post("/extract", json=job_body(model), headers=limited), 429)
-    assert "max_jobs" in refused.detail, "the tightest of all of the owner's keys counts"
-    api.post(f"/jobs/{api.get('/jobs', headers=limited).json()['jobs'][0]['id']}/cancel", headers=limited)
-    assert "max_bytes" in problem_of(api.post("/extract", json=job_body(model), headers=limited), 429).detail
-    problem_of(api.delete(f"/jobs/{first.json()['id']}", headers=limited), 403)
-    for job in api.get("/jobs", headers=limited).json()["jobs"]:
-        assert (
-            "max_bytes" in problem_of(api.post("/extract", json=job_body(model), headers=limited), 429).detail
-        )
-        gone = api.delete(f"/jobs/{job['id']}", params={"dataset": "delete"}, headers=limited)
-        assert gone.status_code == 204
-    assert api.post("/extract", json=job_body(model), headers=limited).status_code == 202
-
-
-def test_no_key_of_an_owner_with_a_limit_keeps_a_dataset_that_nobody_counts(
-    api: httpx2.Client, store: Store, model: Path
-) -> None:
-    _, limited = add(api, model_roots=[str(model.parent)], max_bytes=10**9)
-    _, unlimited = add(api)
-    path = f"/jobs/{api.post('/extract', json=job_body(model), headers=limited).json()['id']}"
-    complete(store, path.removeprefix("/jobs/"))
-    for headers in (limited, unlimited):
-        assert problem_of(api.delete(path, headers=headers), 403).field == "dataset"
-    assert api.delete(path, headers=bearer(ADMIN)).status_code == 204
-
-
-def test_posted_samples_and_requests_of_jobs_that_have_ended_count_as_bytes(
-    api: httpx2.Client, store: Store, model: Path
-) -> None:
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    _, headers = add(api, **roots, max_bytes=1000)
-    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source={"kind": "posted"})}
-    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
-    posts = [
-        api.post(
-            "/schedules/nightly/samples", json={"samples": [{"text": f"{n}" * 400}]}, headers=headers
-        ).status_code
-        for n in range(5)
-    ]
-    assert posts == [202, 202, 202, 429, 429], "each takes half of it"
-
-
-def test_a_key_bounds_the_priority_of_its_jobs(api: httpx2.Client, model: Path) -> None:
-    _, headers = add(api, model_roots=[str(model.parent)], max_priority=0)
-    high = api.post("/extract", json=job_body(model), params={"priority": 1}, headers=headers)
-    assert problem_of(high, 403).field == "priority"
-    low = api.post("/extract", json=job_body(model), params={"priority": -5}, headers=headers)
-    assert low.status_code == 202
-    path = f"/jobs/{low.json()['id']}"
-    assert problem_of(api.patch(path, json={"priority": 7}, headers=headers), 403).field == "priority"
-    assert api.patch(path, json={"priority": 0}, headers=headers).status_code == 200
-    assert api.patch(path, json={"priority": 7}, headers=bearer(ADMIN)).status_code == 200
-
-
-def test_a_key_bounds_the_priority_of_what_its_schedules_make(api: httpx2.Client, model: Path) -> None:
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
-    for most, priority in ((-5, -5), (7, 0)):
-        _, headers = add(api, f"team{most}", **roots, max_priority=most)
-        name = f"nightly{most}"
-        nightly = {"name": name, "cron": "0 3 * * *", "request": job_body(model, source=source)}
-        assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
-        made = api.post(f"/schedules/{name}/run", headers=headers).json()["job_id"]
-        assert api.get(f"/jobs/{made}", headers=headers).json()["priority"] == priority
-
-
-def test_a_slot_counts_as_a_job_of_its_owner(api: httpx2.Client, store: Store, model: Path) -> None:
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    _, headers = add(api, **roots, max_jobs=1)
-    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
-    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source=source)}
-    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
-    first = api.post("/schedules/nightly/run", headers=headers).json()
-    assert store.read(jobs.job, first["job_id"]).owner == "team-a"
-    store.write(jobs.cancel, first["job_id"])
-    api.post("/extract", json=job_body(model), headers=headers)
-    assert api.post("/schedules/nightly/run", headers=headers).json()["outcome"] == RunOutcome.REFUSED
-
-
-def test_a_schedule_makes_no_job_once_its_owner_has_no_key(api: httpx2.Client, store: Store, model: Path):
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    key_id, headers = add(api, **roots)
-    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
-    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source=source)}
-    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
-    api.delete(f"/keys/{key_id}", headers=bearer(ADMIN)).raise_for_status()
-    run = api.post("/schedules/nightly/run", headers=bearer(ADMIN)).json()
-    assert (run["outcome"], run["job_id"]) == (RunOutcome.REFUSED, None)
-    assert "every key of team-a is revoked" in run["detail"]
-    _, headers = add(api, **roots)
-    assert api.post("/schedules/nightly/run", headers=headers).json()["outcome"] == RunOutcome.SUBMITTED
-
-
-def test_requests_a_minute_are_counted(api: httpx2.Client) -> None:
-    _, headers = add(api, requests_per_minute=2)
-    answers = [api.get("/jobs", headers=headers) for _ in range(6)]
-    refused = [answer for answer in answers if answer.status_code != 200]
-    assert len(refused) in (2, 4), "the minute may end between two of them"
-    assert problem_of(refused[0], 429).field == "Authorization"
-    assert int(refused[0].headers["retry-after"]) > 0
-    assert api.get("/jobs", headers=add(api, "team-b")[1]).status_code == 200
 
 
 def test_the_admins_file_may_be_replaced_while_the_service_runs(
