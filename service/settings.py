@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, SecretStr, ValidationError, field_validator
+from pydantic import Field, JsonValue, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_core import to_json
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -200,6 +200,8 @@ class Settings(BaseSettings):
     canary_max_bytes: int | None = Field(default=None, ge=1)
     """Memory of the canary's reference for its largest layer; unset: half of the available memory."""
 
+    _is_narrowed: bool = PrivateAttr(default=False)
+
     @field_validator("roles")
     @classmethod
     def _what_is_captured_leaves(cls, roles: tuple[Role, ...]) -> tuple[Role, ...]:
@@ -228,7 +230,14 @@ class Settings(BaseSettings):
             "model_roots": _inside(grants.model_roots, self.model_roots),
             "hub_namespaces": self.hub_namespaces if EVERY_NAMESPACE in grants.hub_namespaces else namespaces,
         }
-        return self.model_copy(update=changes)
+        narrowed = self.model_copy(update=changes)
+        narrowed._is_narrowed = True
+        return narrowed
+
+    @property
+    def closed_folder(self) -> Path | None:
+        """The data folder, which holds what every owner sent, where sources are read for a single owner."""
+        return self.data_dir.resolve() if self._is_narrowed else None
 
     def uses_token_in(self, namespace: str) -> bool:
         """Say whether the Hub token is used for the repositories of a user or an organization."""

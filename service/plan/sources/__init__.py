@@ -40,7 +40,8 @@ def open_source(
         case InlineSource():
             rows = InlineRows(source, document)
         case FileSource():
-            rows = FileRows(source, settings.source_roots, labels, frozen, may_be_empty)
+            closed = settings.closed_folder
+            rows = FileRows(source, settings.source_roots, labels, frozen, may_be_empty, closed)
         case HubSource():
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
             rows = HubRows.find(pinned, settings, labels)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, NoReturn, cast
@@ -59,8 +60,8 @@ def _state(stats: os.stat_result) -> _State:
 class FileRows:
     """The rows of `files`, whose keys are paths below the source's folder, in that order.
 
-    The files are those in `names`, or all. An opened file must be inside `roots`, whatever its path leads to
-    by then.
+    The files are those in `names`, or all. An opened file must be inside `roots` and not inside `closed`,
+    whatever its path leads to by then.
     """
 
     source: FileSource
@@ -68,15 +69,17 @@ class FileRows:
     labels: tuple[str, ...] = ()
     names: Sequence[str] | None = None
     may_be_empty: bool = False
+    closed: Path | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
     states: dict[str, _State] = field(default_factory=dict, compare=False)
     """The states of the files when they were read for the fingerprint."""
 
     def listed(self) -> "FileRows":
         """Resolve the path, following links, and list its files. Raises SourceRefused."""
-        source, roots, frozen, may_be_empty = self.source, self.roots, self.names, self.may_be_empty
+        source, frozen, may_be_empty = self.source, self.names, self.may_be_empty
+        allowed = partial(_allowed, roots=self.roots, closed=self.closed)
         try:
-            files = _listed(source.path, roots)
+            files = _listed(source.path, allowed)
             names = _readable(files) if frozen is None else frozen
             if gone := sorted(set(names) - files.keys()):
                 raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
@@ -86,7 +89,7 @@ class FileRows:
                 names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
                 name.encode()  # the ids of its rows begin with the name
-            rows = replace(self, files={name: _allowed(files[name], roots) for name in names})
+            rows = replace(self, files={name: allowed(files[name]) for name in names})
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -107,7 +110,7 @@ class FileRows:
         digest = hashlib.sha256(json.dumps(self.source.limit).encode())
         for name, path in self.files.items():
             try:
-                with _opened(path, self.roots) as file:
+                with _opened(path, self.roots, self.closed) as file:
                     self.states[name] = _state(os.fstat(file.fileno()))
                     sha256, _ = sha256_of(_by_descriptor(file), watch)
             except OSError as error:
@@ -134,7 +137,7 @@ class FileRows:
         for name, path in self.files.items():
             read = _parquet_rows if name.endswith(PARQUET_SUFFIX) else _jsonl_rows
             try:
-                with _opened(path, self.roots) as file:
+                with _opened(path, self.roots, self.closed) as file:
                     for number, (own_id, content) in enumerate(read(name, file, self.labels)):
                         yield SourceRow(own_id or f"{name}:{number}", content)
             except MemoryError:  # Arrow's MemoryError is also an ArrowException
@@ -143,18 +146,18 @@ class FileRows:
                 raise _unreadable(name, error) from error
 
 
-def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
+def _listed(path: str, allowed: Callable[[Path], Path]) -> dict[str, Path]:
     """Return the file at `path`, or the files of a folder or glob, by their names below it.
 
     Raises SourceRefused, and OSError.
     """
-    allowed = _allowed(Path(path), roots)
-    if allowed.is_file():
-        if not allowed.name.endswith(SUFFIXES):
+    place = allowed(Path(path))
+    if place.is_file():
+        if not place.name.endswith(SUFFIXES):
             raise _refused(f"{path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
-        return {allowed.name: allowed}
-    if allowed.is_dir():
-        return {file.relative_to(allowed).as_posix(): file for file in _files(allowed)}
+        return {place.name: place}
+    if place.is_dir():
+        return {file.relative_to(place).as_posix(): file for file in _files(place)}
     parts = Path(path).parts
     fixed = next((number for number, part in enumerate(parts) if GLOB.search(part)), None)
     if fixed is None:
@@ -163,7 +166,7 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
     if ".." in wild or wild.count("**") > 1 or any("**" in part for part in wild if part != "**"):
         detail = f"{path!r} has '..' behind a wildcard, more than one '**', or '**' within a name"
         raise _refused(detail, "name the folder that it begins at, and use '**' once, as '/**/'")
-    folder = _allowed(Path(*parts[:fixed]), roots)
+    folder = allowed(Path(*parts[:fixed]))
     matching = _matching(folder, *wild) if folder.is_dir() else ()
     return {file.relative_to(folder).as_posix(): file for file in matching}
 
@@ -265,27 +268,32 @@ def _reason(error: Exception) -> str:
     return what or type(error).__name__
 
 
-def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
-    """Return `path` resolved; a relative one is below the roots. Reveals nothing outside them."""
+def _allowed(path: Path, roots: tuple[Path, ...], closed: Path | None) -> Path:
+    """Return `path` resolved; a relative one is below the roots. Reveals nothing outside them or `closed`."""
     real_roots = [root.resolve() for root in roots]
     candidates = [(root / path).resolve() for root in real_roots]  # an absolute path stays as it is
     inside = [file for file in candidates if any(file.is_relative_to(root) for root in real_roots)]
     if not inside:
         cure = "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS"
         raise _refused(f"{str(path)!r} is not inside a folder that sources may be read from", cure)
-    return next((file for file in inside if file.exists()), inside[0])
+    place = next((file for file in inside if file.exists()), inside[0])
+    if closed is not None and place.is_relative_to(closed):
+        detail = "it leads into the service's data folder, which holds what every owner sent"
+        raise _refused(detail, "name folders outside of it")
+    return place
 
 
 @contextmanager
-def _opened(path: Path, roots: tuple[Path, ...]) -> Iterator[IO[bytes]]:
-    """Open a file, and check the opened file against the roots: the path may lead elsewhere by now.
+def _opened(path: Path, roots: tuple[Path, ...], closed: Path | None) -> Iterator[IO[bytes]]:
+    """Open a file, and check where the opened file is: the path may lead elsewhere by now.
 
     Raises SourceRefused, OSError.
     """
     # O_NONBLOCK: opening a FIFO does not wait for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         real = _by_descriptor(file).readlink()
-        if not any(real.is_relative_to(root.resolve()) for root in roots):
+        is_closed = closed is not None and real.is_relative_to(closed)
+        if is_closed or not any(real.is_relative_to(root.resolve()) for root in roots):
             raise _refused(f"{path.name!r} leads out of its folder since it was found", "put it back")
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise _refused(f"{path.name!r} is no regular file", "give a file or a folder of files")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
+from schemas.keys import Grants, Scope
 from schemas.source import Sample, Source
 from service.errors import SourceRefused
 from service.plan.sources import RejectReason, RowReject, SourceRow, open_source
@@ -171,6 +172,29 @@ def test_no_path_leads_out_of_the_roots(tmp_path: Path, path: str) -> None:
     (root / "x" / "a.jsonl").symlink_to(tmp_path / "out.jsonl")
     assert "not inside" in refusal(root, path).detail
     assert "not inside" in refusal(root, root / path).detail
+
+
+@pytest.mark.parametrize("path", ["data/spool/1", "data/*/*/*.jsonl", "link.jsonl", "linked", "*.jsonl", ""])
+def test_a_key_reads_nothing_of_the_data_folder_which_has_everybodys(tmp_path: Path, path: str) -> None:
+    """The operator does, as everywhere below the roots; a file is looked at again when it is opened."""
+    spool = tmp_path / "data" / "spool" / "1"
+    spool.mkdir(parents=True)
+    own, others = jsonl(tmp_path / "own.jsonl", {"text": "x"}), jsonl(spool / "a.jsonl", {"text": "y"})
+    (tmp_path / "link.jsonl").symlink_to(others)
+    (tmp_path / "linked").symlink_to(spool)
+    settings = Settings(source_roots=(tmp_path,), data_dir=tmp_path / "data")
+    narrowed = settings.narrowed(Grants(scopes=(Scope.JOBS_WRITE,), source_roots=(str(tmp_path),)))
+    source = SOURCE.validate_python({"kind": "file", "path": str(tmp_path / path)})
+    assert list(open_source(source, settings).listed().rows())
+    with pytest.raises(SourceRefused, match="data folder"):
+        open_source(source, narrowed).listed()
+    source = SOURCE.validate_python({"kind": "file", "path": str(own)})
+    read = open_source(source, narrowed).listed()
+    assert len(list(read.rows())) == 1
+    to_a_link(own, spool)
+    others.rename(spool / own.name)
+    with pytest.raises(SourceRefused, match="since it was found"):
+        list(read.rows())
 
 
 def test_a_link_inside_the_roots_is_followed(tmp_path: Path) -> None:
