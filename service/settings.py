@@ -244,6 +244,13 @@ class Settings(BaseSettings):
         names = self.hub_namespaces
         return names is None or EVERY_NAMESPACE in names or namespace in names
 
+    def check_push(self, repo_id: str) -> None:
+        """Raise HubDenied if the Hub token may not be used to push to a repository."""
+        namespace = repo_id.split("/")[0]
+        if not self.uses_token_in(namespace):
+            cure = "use a key with this namespace, or another repository"
+            raise HubDenied(f"nothing may be pushed to {namespace}", field="hub.repo_id", cure=cure)
+
     def reading_token(self, repo_id: str) -> str | Literal[False] | None:
         """Return the token that a repository is read with; False: none, not even one of the environment.
 

@@ -88,10 +88,7 @@ class Repository:
 
     def __init__(self, target: HubTarget, settings: Settings, patience: Patience | None = None) -> None:
         """Make no call yet. Raises HubDenied without a token or if it may not be used for this repository."""
-        namespace = target.repo_id.split("/")[0]
-        if not settings.uses_token_in(namespace):
-            cure = "use a key with this namespace, or another repository"
-            raise HubDenied(f"nothing may be pushed to {namespace}", field=FIELD, cure=cure)
+        settings.check_push(target.repo_id)
         token = settings.token()
         if token is None:
             cure = "set QUARRY_HUB_TOKEN_FILE to a file that holds a token with write access"

@@ -91,6 +91,8 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
     """
     settings = settings.narrowed(lease.grants)
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
+    if request.hub is not None:
+        settings.check_push(request.hub.repo_id)
     revision = request.revision if fixed is None or is_local_model(request.model) else fixed.revision
     located = locate_model(request.model, revision, settings)
     model = content_of(located, watch)

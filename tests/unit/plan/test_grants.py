@@ -5,15 +5,19 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from schemas.keys import Grants, Scope
+from schemas.job import JobState
+from schemas.keys import Grants, NewKey, Scope
+from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest, HubTarget
 from schemas.source import HubSource, InlineSource, Sample
 from service.errors import HubDenied, SourceRefused, UnknownModel
 from service.plan.sources import open_source
 from service.publish.push import check_target
 from service.settings import Settings
+from service.store import NewJob, jobs, keys
 from tests.support import templates
 from tests.support.fake_hub import FakeHub, Token
+from tests.support.jobs import Shop, conversations, request
 from tests.support.tokenized import inspected
 
 TOKEN = "hf_of_the_service"
@@ -82,6 +86,26 @@ def test_nothing_is_pushed_outside_the_keys_namespaces(hub: FakeHub, settings: S
         check_target(target, narrowed(settings, "team"))
     with pytest.raises(HubDenied, match="partner"):
         check_target(target, settings.model_copy(update={"hub_namespaces": ("team",)}))
+
+
+def test_a_job_is_planned_only_if_its_owner_may_still_push_it(tmp_path: Path) -> None:
+    """1. The key that it was submitted with is replaced by one without the namespace. 2. One has it."""
+    target = templates.write_target(tmp_path / "models" / "target")
+    shop = Shop.open(tmp_path, target, hub_token=SecretStr(TOKEN))
+    may = NewKey(name="team", scopes=(Scope.JOBS_WRITE,), model_roots=(str(target.parent),))
+    shop.store.write(keys.add, "new", "0" * 64, may)
+    body = request(target, conversations(4), hub={"repo_id": "partner/states"})
+    job_id = job_id_from_content("team's")
+    shop.store.write(jobs.submit, NewJob.of(job_id, "team's", body, owner="team"))
+    shop.plan()
+    job = shop.store.read(jobs.job, job_id)
+    assert (job.state, job.progress.units_planned) == (JobState.BLOCKED, 0)
+    assert job.problem is not None and "nothing may be pushed to partner" in job.problem.detail
+    shop.store.write(keys.add, "own", "1" * 64, may.model_copy(update={"hub_namespaces": ("partner",)}))
+    shop.store.write(jobs.resume, job_id)
+    shop.plan()
+    assert shop.store.read(jobs.job, job_id).progress.units_planned > 0
+    shop.store.close()
 
 
 def test_a_key_never_widens_the_services_own_bounds(tmp_path: Path) -> None:
