@@ -30,9 +30,12 @@ def working_on(**fields: object) -> Iterator[None]:
         _WORKED_ON.reset(token)
 
 
-class _VisibleFormatter(logging.Formatter):
+class VisibleFormatter(logging.Formatter):
+    """Text for people; all lines of a record but its first are indented, so that no text in it forges one."""
+
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        """Return the lines."""
+        return visible(super().format(record)).replace("\n", "\n    ")
 
 
 class JsonFormatter(logging.Formatter):
@@ -89,7 +92,7 @@ def log_to_stderr(log_format: str | None = None, level: int = logging.INFO) -> N
     for library in ("alembic", "httpx2"):  # httpx2 logs full URLs
         logging.getLogger(library).setLevel(logging.WARNING)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     if (log_format or os.environ.get("QUARRY_LOG_FORMAT")) == "json":
         handler.setFormatter(JsonFormatter())
         logging.captureWarnings(True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from service.errors import LeaseLost, WriteFailed
-from service.logs import JsonFormatter
+from service.logs import JsonFormatter, VisibleFormatter
 from service.work.runner import attempt
 
 logger = logging.getLogger("tests.logs")
@@ -49,6 +49,17 @@ def test_a_name_ends_no_line_and_is_kept(name: str) -> None:
     line = json.loads(text)
     assert (line["level"], line["logger"], line["message"]) == ("WARNING", "tests.logs", f"job {name}")
     assert line.keys() == {"time", "level", "logger", "message", "host", "pid"}
+
+
+def test_a_name_or_an_error_begins_no_line_of_a_log_for_people() -> None:
+    """Only a record begins at the margin: an error's text may be from a dataset's card."""
+    forged = "x\n2026-11-28 03:00:00,000 WARNING service.store: forged\r\n\u2028\x852026"
+    error = ValueError(forged)
+    info = (ValueError, error, None)
+    record = logger.makeRecord("tests.logs", logging.WARNING, "file", 1, "the plan: %s", (forged,), info)
+    first, *others = VisibleFormatter("%(levelname)s: %(message)s").format(record).splitlines()
+    assert first == "WARNING: the plan: x"
+    assert len(others) > 2 and all(line.startswith("    ") for line in others)
 
 
 def test_lines_of_an_attempt_name_its_task_also_those_of_its_threads_and_of_its_error(lines: Lines) -> None:
