@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from schemas.keys import Grants, IssuedKey, NewKey, Scope
-from service.errors import CallerRefused, Conflict, KeyRefused, OptionRefused
+from service.errors import CallerRefused, Conflict, KeyRefused, OptionRefused, RequestError
 from service.settings import Settings
 from service.store import Store, keys
 
@@ -53,7 +53,16 @@ class Caller:
 
 
 def issue(store: Store, settings: Settings, new: NewKey) -> IssuedKey:
-    """Make a key. Raises Conflict if it would be the first and nobody could then make or revoke keys."""
+    """Make a key.
+
+    Raises Conflict if it would be the first and nobody could then make or revoke keys; RequestError for a
+    folder that cannot exist, at which each request with the key would fail.
+    """
+    for field in ("source_roots", "model_roots"):
+        for folder in getattr(new, field):
+            if re.search("[\0\ud800-\udfff]", folder):
+                detail = f"no folder can have the name {folder!r}"
+                raise RequestError(detail, field=field, cure="name it in UTF-8 and without NULs")
     lasts = new.is_admin and new.expires_at is None
     if not (lasts or settings.admin_key_file or store.read(keys.exists)):
         cure = "make one with the scope 'admin' first that does not expire, or set QUARRY_ADMIN_KEY_FILE"

@@ -1,5 +1,6 @@
 """API keys: who is let in, to what, and that an owner sees nothing of another's."""
 
+import json
 import secrets
 import socket
 from collections.abc import Iterator
@@ -244,6 +245,16 @@ def test_a_key_uses_its_own_folders_and_namespaces_alone(
     assert (refused.type, refused.field) == ("urn:quarry:hub-denied", "hub.repo_id")
     _, outside = add(api, source_roots=["/"], model_roots=["/"])
     problem_of(api.post("/extract", json=job_body(Path("/")), headers=outside), 422)
+
+
+@pytest.mark.parametrize("folder", ["/input/\0", "/input/\ud800"])
+@pytest.mark.parametrize("field", ["source_roots", "model_roots"])
+def test_a_key_names_no_folder_that_cannot_exist(api: httpx2.Client, field: str, folder: str) -> None:
+    body = json.dumps({"name": "team-a", "scopes": EVERY, field: [folder]})
+    headers = bearer(ADMIN) | {"Content-Type": "application/json"}
+    problem = problem_of(api.post("/keys", content=body, headers=headers), 422)
+    assert problem.field == field and "no folder can have the name" in problem.detail
+    assert api.get("/keys", headers=headers).json()["keys"] == []
 
 
 def test_a_job_is_planned_with_what_its_owners_keys_allow_then(
