@@ -206,6 +206,11 @@ def _prepare_postgresql(connection: DBAPIConnection, entry: ConnectionPoolEntry)
     cursor = connection.cursor()
     cursor.execute(f"SET idle_in_transaction_session_timeout = {WAIT_MS}")
     cursor.execute(f"SET lock_timeout = {WAIT_MS}")
+    # Otherwise a server that crashes may lose a commit whose files are already moved or deleted by it.
+    cursor.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) "
+        "WHERE current_setting('synchronous_commit') = 'off'"
+    )
     cursor.close()
     connection.commit()
 

@@ -91,6 +91,17 @@ def test_a_commit_survives_power_loss_and_a_stopped_process_holds_no_lock_for_ev
             assert tx.connection.scalar(text(ask)) == expected
 
 
+@pytest.mark.parametrize(("given", "kept"), [("off", "on"), ("remote_write", "remote_write")])
+def test_a_postgresql_that_answers_before_a_commit_is_durable_is_told_to_wait(
+    postgres: Postgres, given: str, kept: str
+) -> None:
+    with postgres.database() as url:
+        store = Store(f"{url}&options=-csynchronous_commit%3D{given}")
+        with store.reading() as tx:
+            assert tx.connection.scalar(text("SHOW synchronous_commit")) == kept
+        store.close()
+
+
 def test_a_row_without_its_job_is_refused(store: Store, database: Store) -> None:
     stray = dict.fromkeys(("unit", "num_samples", "num_tokens"), 0)
     stray |= {"job_id": job_id(9), "plan_sha256": "what a user sent"}
