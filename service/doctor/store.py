@@ -17,7 +17,7 @@ MAX_SKEW = timedelta(seconds=1)
 def database(settings: Settings) -> Iterator[CheckResult]:
     """Check the database without leaving a trace in it. Raises StoreUnavailable, OptionRefused."""
     from service.store import Store, hosts, migration
-    from service.store.database import missing_file
+    from service.store.database import check_writable, missing_file
 
     url = settings.database()
     if (missing := missing_file(url)) is not None:
@@ -27,6 +27,7 @@ def database(settings: Settings) -> Iterator[CheckResult]:
         with store.reading() as tx:
             asked = datetime.now(UTC)
             now, answered = tx.now, datetime.now(UTC)
+            check_writable(tx)
             if migration.is_new(tx):
                 yield CheckResult("database", Verdict.GOOD, "empty: 'quarry serve' will make its tables")
             else:

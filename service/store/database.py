@@ -6,6 +6,7 @@ one job's row (`transitions.lock_job`), or several in the order of their numbers
 last, so that transactions cannot deadlock.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from sqlalchemy import (
     literal_column,
     make_url,
     select,
+    text,
     type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -68,6 +70,13 @@ CLOCKS = {
     "postgresql": "clock_timestamp()",
 }
 """The database's own time in each dialect, so that hosts whose clocks differ agree on every lease."""
+
+MAY_WRITE = """
+    SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on',
+           coalesce(has_table_privilege(to_regclass('task'), 'UPDATE'),
+                    has_schema_privilege(current_schema(), 'CREATE'), false)
+"""
+"""Whether PostgreSQL takes no writes; and whether the role may write the tables, or make them anew."""
 
 
 class Transaction:
@@ -169,6 +178,25 @@ def missing_file(url: str) -> Path | None:
     parsed = _checked(url)
     file = Path(str(parsed.database)).absolute()
     return file if parsed.get_backend_name() == "sqlite" and not file.exists() else None
+
+
+def check_writable(tx: Transaction) -> None:
+    """Refuse a database that a service could read but not write. Writes nothing. Raises StoreUnavailable."""
+    connection = tx.connection
+    if connection.dialect.name == "postgresql":
+        read_only, may_write = connection.execute(text(MAY_WRITE)).one()
+        if read_only:
+            cure = "name the server that takes writes in QUARRY_DATABASE_URL, or let this one take them"
+            raise StoreUnavailable("the database takes no writes", cure=cure)
+        if not may_write:
+            cure = "grant it: deploy/README.md lists what a worker's role needs; a service owns its tables"
+            raise StoreUnavailable("the database's role has no right to write", cure=cure)
+        return
+    file = Path(str(connection.exec_driver_sql("PRAGMA database_list").one().file))
+    wal = file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")
+    for place in (file.parent, file, *wal):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise StoreUnavailable(f"{place} cannot be written", cure="give it to the user of the service")
 
 
 def _engine(url: URL, *, read_only: bool) -> Engine:

@@ -142,6 +142,46 @@ def test_a_role_without_rights_is_bad(postgres: Postgres, tmp_path: Path) -> Non
     assert (one.verdict, "has no right" in one.detail) == (BAD, True)
 
 
+@pytest.mark.parametrize("is_migrated", [True, False])
+def test_a_role_that_may_only_read_is_bad(postgres: Postgres, tmp_path: Path, is_migrated: bool) -> None:
+    with postgres.database() as url:
+        if is_migrated:
+            owner = Store(url)
+            owner.write(migration.migrate)
+            owner.close()
+        with postgres.admin(url.partition("@/")[2].partition("?")[0]) as admin:
+            admin.execute("CREATE ROLE doctor_looks LOGIN")
+            admin.execute("GRANT USAGE ON SCHEMA public TO doctor_looks")
+            admin.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO doctor_looks")
+            try:
+                role = url.replace("//quarry@", "//doctor_looks@")
+                (one,) = found(Settings(data_dir=tmp_path, database_url=SecretStr(role)))
+            finally:
+                admin.execute("DROP OWNED BY doctor_looks")
+                admin.execute("DROP ROLE doctor_looks")
+    assert (one.verdict, "no right to write" in one.detail) == (BAD, True)
+
+
+def test_a_postgresql_that_takes_no_writes_is_bad(postgres: Postgres, tmp_path: Path) -> None:
+    with postgres.database() as url:
+        standing = f"{url}&options=-cdefault_transaction_read_only%3Don"
+        (one,) = found(Settings(data_dir=tmp_path, database_url=SecretStr(standing)))
+    assert (one.verdict, one.detail) == (BAD, "the database takes no writes")
+
+
+@pytest.mark.parametrize("name", ["quarry.db", "quarry.db-shm", ""])
+def test_an_sqlite_file_that_this_user_cannot_write_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    opened = Store(settings.database())
+    opened.write(migration.migrate)
+    monkeypatch.setattr(os, "access", lambda place, _: place != tmp_path / name)  # root may write anywhere
+    (one,) = found(settings)
+    opened.close()
+    assert (one.verdict, one.detail) == (BAD, f"{tmp_path / name} cannot be written")
+
+
 REPO = HubTarget(repo_id="org/states", private=False)
 
 
