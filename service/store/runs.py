@@ -39,7 +39,14 @@ def note(tx: Transaction, job_id: str, detail: str, outcome: RunOutcome | None =
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(values))
 
 
-def page(tx: Transaction, schedule: int, *, before: datetime | None = None, limit: int) -> list[RunView]:
+def page(
+    tx: Transaction,
+    schedule: int,
+    *,
+    before: datetime | None = None,
+    limit: int,
+    with_skipped: bool = True,
+) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first."""
     job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("job_state")
     of_run = RUN.c.slot, RUN.c.outcome, RUN.c.at, RUN.c.detail, RUN.c.job_id, job_state
@@ -49,6 +56,8 @@ def page(tx: Transaction, schedule: int, *, before: datetime | None = None, limi
     query = query.where(RUN.c.schedule == schedule).order_by(RUN.c.slot.desc()).limit(limit)
     if before is not None:
         query = query.where(RUN.c.slot < before)
+    if not with_skipped:
+        query = query.where(RUN.c.outcome != RunOutcome.SKIPPED)
     return [_view(dict(row)) for row in tx.connection.execute(query).mappings()]
 
 

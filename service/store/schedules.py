@@ -264,10 +264,9 @@ def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
 
     Future slots are not computed, which would take longer than everything else.
     """
-    rows = tx.connection.execute(select(SCHEDULE.c.number, SCHEDULE.c.name, SCHEDULE.c.created_at)).all()
     return [
-        (name, runs.last_good_at(tx, number) or made, any(map(_has_failed, runs.page(tx, number, limit=1))))
-        for number, name, made in rows
+        (row["name"], runs.last_good_at(tx, row["number"]) or row["created_at"], _is_failing(tx, row))
+        for row in tx.connection.execute(select(SCHEDULE)).mappings().all()
     ]
 
 
@@ -378,14 +377,15 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
         next_slots=next_slots,
         last_run=last_run,
         last_good_at=runs.last_good_at(tx, number),
-        failing=last_run is not None and _has_failed(last_run),
+        failing=_is_failing(tx, row),
     )
 
 
-def _has_failed(run: RunView) -> bool:
-    if run.job_id is None:
-        return run.outcome is not RunOutcome.SKIPPED
-    return run.job_state in {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
+def _is_failing(tx: Transaction, row: RowMapping) -> bool:
+    """Say whether a schedule's last slot ended badly; of slots that were skipped, the job that goes on."""
+    bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
+    last = runs.page(tx, row["number"], limit=1, with_skipped=False)
+    return any(run.job_id is None or run.job_state in bad for run in last)
 
 
 def unknown(which: Which) -> NotFound:

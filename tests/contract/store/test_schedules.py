@@ -297,6 +297,21 @@ def test_a_slot_without_a_job_is_a_failure_unless_it_was_to_be_skipped(store: St
     assert latest == {"missed": RunOutcome.MISSED, "skipped": RunOutcome.SKIPPED}
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+@pytest.mark.parametrize(("state", "failing"), [(JobState.BLOCKED, True), (JobState.RUNNING, False)])
+def test_a_schedule_whose_job_is_blocked_keeps_failing_while_later_slots_are_skipped(
+    store: Store, clock: Clock, overlap: str, state: JobState, failing: bool
+) -> None:
+    store.write(schedules.add, schedule(overlap=overlap))
+    for _ in range(4):
+        clock.advance(HOUR_S)
+        look(store)
+        end_jobs(store, state)
+    assert store.read(schedules.past, "hourly")[0].outcome is RunOutcome.SKIPPED
+    assert store.read(schedules.schedule_view, "hourly").failing is failing
+    assert [is_failing for _, _, is_failing in store.read(schedules.health)] == [failing]
+
+
 def test_old_slots_are_forgotten_but_not_what_is_known_by_them(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
