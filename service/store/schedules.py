@@ -364,7 +364,6 @@ def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
 
 def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
     number, rules = row["number"], row["rules"]
-    last_run = next(iter(runs.page(tx, number, limit=1)), None)
     next_slots = () if row["paused"] else tuple(rules.first_slots(tx.now, SLOTS_SHOWN))
     if row["paused"]:
         state = ScheduleState.PAUSED
@@ -375,14 +374,22 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
         **{name: row[name] for name in ("name", "owner", "waiting_slot", "created_at")},
         state=state,
         next_slots=next_slots,
-        last_run=last_run,
+        last_run=next(iter(runs.page(tx, number, limit=1)), None),
         last_good_at=runs.last_good_at(tx, number),
         failing=_is_failing(tx, row),
     )
 
 
 def _is_failing(tx: Transaction, row: RowMapping) -> bool:
-    """Say whether a schedule's last slot ended badly; of slots that were skipped, the job that goes on."""
+    """Say whether a schedule's last slot ended badly; of slots that were skipped, the job that goes on.
+
+    A slot that nobody decided until the next one came is missed, also before a worker records it.
+    """
+    slot = row["next_slot"]
+    is_due = slot is not None and slot <= tx.now and not row["paused"] and row["waiting_slot"] is None
+    following = row["rules"].first_after(slot) if is_due else None
+    if following is not None and following <= tx.now:
+        return True
     bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
     last = runs.page(tx, row["number"], limit=1, with_skipped=False)
     return any(run.job_id is None or run.job_state in bad for run in last)

@@ -312,6 +312,20 @@ def test_a_schedule_whose_job_is_blocked_keeps_failing_while_later_slots_are_ski
     assert [is_failing for _, _, is_failing in store.read(schedules.health)] == [failing]
 
 
+def test_a_schedule_whose_slots_pass_without_a_worker_is_failing_until_one_looks(
+    store: Store, clock: Clock
+) -> None:
+    for name in ("hourly", "paused"):
+        store.write(schedules.add, schedule(name))
+    scheduling.change(store, ROOMY, "paused", ScheduleChange(paused=True))
+    for failing in (False, True, True):
+        clock.advance(HOUR_S)
+        assert [view.failing for view in store.read(schedules.page)] == [failing, False]
+        assert [is_failing for *_, is_failing in sorted(store.read(schedules.health))] == [failing, False]
+    look(store)
+    assert [view.failing for view in store.read(schedules.page)] == [False, False]
+
+
 def test_old_slots_are_forgotten_but_not_what_is_known_by_them(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
