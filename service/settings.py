@@ -345,9 +345,9 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
     except SettingsError as error:
         log_to_stderr()
         named = re.search(r'field "(\w+)"', str(error))  # its only place
-        name = named[1] if named else None
+        detail, field = ("its value is not JSON", named[1]) if named else (str(error), None)
         cure = """lists and objects in QUARRY_ variables are JSON, such as '["/data"]'"""
-        raise OptionRefused("its value is not JSON" if name else str(error), field=name, cure=cure) from error
+        raise OptionRefused(detail, field=field, cure=cure) from error
     _refuse_misspelt()
     if settings.out_dir is not None:
         cure = "unset QUARRY_OUT_DIR; `quarry extract --out` names the folder of one job"
