@@ -60,13 +60,13 @@ def begin(cluster: Cluster, job: Path, *options: str, log: str = "log", **variab
     return cluster.submit(SCRIPT, folder / log, *options, JOB=job, NIGHTS=folder / "nights", **variables)
 
 
-def stop_in_the_middle(cluster: Cluster, number: int | str, log: Path) -> None:
-    """Send SIGTERM once the engine has work, as before the time is over."""
+def stop_in_the_middle(cluster: Cluster, number: int | str, log: Path, *options: str) -> None:
+    """Send SIGTERM once the engine has work, as before the time is over, or what other options say."""
     deadline = time.monotonic() + WAIT_S
     while not (log.exists() and "running: " in log.read_text()):
         assert time.monotonic() < deadline, cluster.job(number)
         time.sleep(0.2)
-    cluster.call("scancel", "--signal=TERM", "--batch", str(number))
+    cluster.call("scancel", *(options or ("--signal=TERM", "--batch")), str(number))
 
 
 def test_a_night_whose_hub_is_away_is_queued_again_and_pushed(
@@ -103,6 +103,15 @@ def test_a_night_that_is_stopped_goes_on_in_its_next_turn(
     (night,) = (tmp_path / "nights").iterdir()
     report = verify_dataset(night)
     assert report.ok, report.findings
+
+
+def test_a_night_that_is_cancelled_is_not_queued_again(
+    cluster: Cluster, write_job: WriteJob, tmp_path: Path
+) -> None:
+    number = begin(cluster, write_job(), QUARRY_FAKE_STEP_S="5", QUARRY_DRAIN_S="0")
+    stop_in_the_middle(cluster, number, tmp_path / "log", "--quiet")
+    assert cluster.wait(number, JobState="CANCELLED")["Restarts"] == "0"
+    assert "stopped; run the same command again to go on" in (tmp_path / "log").read_text()
 
 
 def test_the_jobs_of_an_array_take_a_part_each_and_one_that_is_stopped_goes_on_alone(
