@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
 
-from schemas.job import Problem
+from schemas.job import ENDED_JOB_STATES, Problem
 from schemas.worker import WorkerStatus
 from service.errors import (
     DiskFull,
@@ -131,10 +131,14 @@ def present(tx: Transaction) -> set[str]:
 
 
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
-    """Return what present workers' engines die on or refuse; with `resting`, only what they rest from."""
+    """Return what present workers' engines die on or refuse; with `resting`, only what they rest from.
+
+    A model of which no job is left to capture counts only while a worker rests from it.
+    """
     host = func.coalesce(HOST.c.name, ""), func.coalesce(HOST.c.id, "")
     columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:])]
-    which = _rests(tx) if resting else or_(DIED, _rests(tx))
+    is_wanted = exists().where(OF_JOB, JOB.c.state.not_in(ENDED_JOB_STATES))
+    which = _rests(tx) if resting else or_(and_(DIED, is_wanted), _rests(tx))
     there = SICKNESS.join(WORKER).outerjoin(HOST, HOST.c.number == WORKER.c.host)
     query = select(*columns).select_from(there).where(WORKER.c.alive_until > tx.clock, which)
     return [Sickness._make(row) for row in tx.connection.execute(query.order_by(WORKER.c.owner))]

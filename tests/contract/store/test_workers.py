@@ -96,6 +96,17 @@ def test_a_worker_rests_from_what_was_loaded_whatever_it_is_called(
         assert (lease.job_id, lease.is_probe) == (job_id(2), False)
 
 
+def test_deaths_are_told_until_no_job_of_the_model_is_left_and_no_rest(store: Store, clock: Clock) -> None:
+    start_units(store)
+    fall_sick(store, clock, "one")
+    clock.advance(REST_S)
+    store.write(workers.beat, "one", TTL_S)
+    store.write(jobs.cancel, job_id(1))
+    assert store.read(workers.sick) == []
+    start_units(store, number=2)
+    assert [one.deaths for one in store.read(workers.sick)] == [3]
+
+
 def test_a_resume_ends_the_rests_from_its_model_with_one_probe(store: Store, clock: Clock) -> None:
     """1. The only worker rests, and the job is blocked. 2. It is resumed: a probe at once. 3. That fails.
 
