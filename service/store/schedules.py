@@ -387,8 +387,7 @@ def _is_failing(tx: Transaction, row: RowMapping) -> bool:
     """
     slot = row["next_slot"]
     is_due = slot is not None and slot <= tx.now and not row["paused"] and row["waiting_slot"] is None
-    following = row["rules"].first_after(slot) if is_due else None
-    if following is not None and following <= tx.now:
+    if is_due and (following := row["rules"].first_after(slot)) is not None and following <= tx.now:
         return True
     bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
     last = runs.page(tx, row["number"], limit=1, with_skipped=False)

@@ -158,7 +158,10 @@ def test_what_is_written_past_the_loggers_is_json_too(tmp_path: Path) -> None:
     ("settings", "cure"),
     [
         ({"QUARRY_PORT": "none"}, "fix the option or QUARRY_PORT"),
-        ({"QUARRY_ROLES": "not JSON"}, "lists and objects in QUARRY_ variables are JSON"),
+        (
+            {"QUARRY_ROLES": "not JSON"},
+            """lists and objects in QUARRY_ variables are JSON, such as '["/data"]'""",
+        ),
         (
             {"QUARRY_DATABASE_URL": "nowhere://"},
             "use sqlite:////path/quarry.db or postgresql+psycopg://user@host/name",

@@ -1,0 +1,84 @@
+"""Folders and globs as sources: which files are read, and which are refused, not passed over."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.source import Sample
+from tests.unit.plan.test_sources import jsonl, parquet, refusal, rows_of
+
+
+def test_a_folder_is_read_in_name_order_and_other_files_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    (folder / "sub").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    jsonl(folder / "b.jsonl", {"text": "2"})
+    parquet(folder / "a.parquet", [{"text": "1"}])
+    jsonl(folder / "sub" / "c.jsonl", {"text": "3"})
+    jsonl(folder / ".hidden" / "x.jsonl", {"text": "no"})
+    (folder / "README.md").write_text("no")
+    read = rows_of(tmp_path, "d")
+    assert [row.source_id for row in read] == ["a.parquet:0", "b.jsonl:0", "sub/c.jsonl:0"]
+
+
+def test_a_folder_that_may_not_be_read_is_refused_since_its_rows_would_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deep").mkdir()
+    scandir = os.scandir
+
+    def denied(path: Any) -> Any:
+        if Path(path).name == "deep":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    # Who runs the tests may be root, to whom nothing is denied.
+    monkeypatch.setattr(os, "scandir", denied)
+    for path in (tmp_path, tmp_path / "**" / "*.jsonl"):
+        assert "Permission denied" in refusal(tmp_path, path).detail
+
+
+@pytest.mark.parametrize("path", [".", "**/*.jsonl", "d/*.jsonl"])
+def test_a_link_that_leads_to_no_file_is_refused_since_its_rows_would_be_missing(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "d").mkdir()
+    for name in ("d/a.jsonl", "d/b.jsonl.done", "d/c.jsonl.done"):
+        jsonl(tmp_path / name, {"text": "x"})
+    for name in ("d/b.jsonl", "d/of another form"):
+        (tmp_path / name).symlink_to(tmp_path / "gone")
+    error = refusal(tmp_path, path)
+    assert error.detail == "'b.jsonl' is a link that leads to no file" and "remove" in str(error.cure)
+    assert refusal(tmp_path, path, marker=".done", min_age_s=1).detail == error.detail
+    assert "no file" in refusal(tmp_path, path, marker=".ready").detail
+    (tmp_path / "d/b.jsonl").unlink()
+    assert [row.content for row in rows_of(tmp_path, path)] == [Sample(text="x")]
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.zst", "b.json.gz", "d/b.parquet.GZ", "b.JSONL"])
+def test_a_file_in_a_folder_that_is_read_only_in_another_form_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "d").mkdir()
+    for file in ("a.jsonl", "a.jsonl.done", "a.jsonl.bak", "README.md"):
+        jsonl(tmp_path / file, {"text": "x"})
+    assert len(rows_of(tmp_path, tmp_path)) == 1
+    jsonl(tmp_path / name, {"text": "y"})
+    assert refusal(tmp_path, tmp_path).detail.startswith(f"{name!r} is not read")
+    assert len(rows_of(tmp_path, tmp_path / "*.jsonl")) == 1
+
+
+@pytest.mark.parametrize("target", ["../out", "all/.hidden"])
+def test_a_link_to_a_folder_that_is_not_read_otherwise_is_refused(tmp_path: Path, target: str) -> None:
+    for folder in ("in/all/.hidden", "in/all/0", "out"):
+        (tmp_path / folder).mkdir(parents=True)
+        jsonl(tmp_path / folder / "a.jsonl", {"text": folder})
+    root = tmp_path / "in"
+    (root / "all" / "latest").symlink_to("0")  # the folder itself is read
+    for path in (root, root / "**" / "*.jsonl"):
+        assert [row.source_id for row in rows_of(tmp_path, path)] == ["all/0/a.jsonl:0"]
+    (root / "link").symlink_to(root / target)
+    for path in (root, root / "**" / "*.jsonl"):
+        error = refusal(tmp_path, path)
+        assert error.detail == "'link' is a link to a folder, which is not followed"
+        assert "mix" in str(error.cure)
