@@ -8,7 +8,7 @@ from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules
 from schemas.source import PostedSource
 from service.control.request_body import CheckedSamples, parse_body
 from service.control.submit import ALONE, check, check_room
-from service.errors import STORE_AWAY, Conflict, DiskFull, StoreUnavailable, internal_error
+from service.errors import STORE_AWAY, Conflict, DiskFull, internal_error
 from service.plan import posted
 from service.settings import Settings
 from service.store import Store, keys, schedules, spools
@@ -138,7 +138,4 @@ def _no_room(settings: Settings) -> str | None:
         check_room(settings)
     except DiskFull as error:
         return str(error)
-    except OSError as error:
-        detail = f"the data folder cannot be looked at: {error.strerror}"
-        raise StoreUnavailable(detail, cure="mend the disk behind QUARRY_DATA_DIR") from error
     return None

@@ -8,7 +8,7 @@ from schemas.request import ExtractRequest
 from schemas.source import PostedSource
 from service.control.request_body import CheckedRequest
 from service.control.webhooks import check_webhook
-from service.errors import DiskFull, OptionRefused
+from service.errors import DiskFull, OptionRefused, StoreUnavailable
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
 
@@ -50,16 +50,28 @@ def submit(
 
 
 def check_room(settings: Settings) -> None:
-    """Raise DiskFull if the data folder is nearly full."""
-    free_bytes = shutil.disk_usage(settings.data_dir).free
+    """Raise DiskFull if the data folder is nearly full, StoreUnavailable if its disk cannot be looked at."""
+    free_bytes = _free_bytes(settings)
     if free_bytes < settings.min_free_bytes:
         cure = "delete jobs or free space in the data folder, or lower QUARRY_MIN_FREE_BYTES"
         raise DiskFull(f"{free_bytes} bytes are free; {settings.min_free_bytes} must be", cure=cure)
 
 
+def _free_bytes(settings: Settings) -> int:
+    """Return the free space of the data folder's disk. Raises StoreUnavailable."""
+    try:
+        return shutil.disk_usage(settings.data_dir).free
+    except OSError as error:
+        detail = f"the data folder cannot be looked at: {error.strerror}"
+        raise StoreUnavailable(detail, cure="mend the disk behind QUARRY_DATA_DIR") from error
+
+
 def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> None:
-    """Refuse a request whose shards stay in the data folder and exceed its free space. Raises DiskFull."""
-    room = max(0, shutil.disk_usage(settings.data_dir).free - settings.min_free_bytes)
+    """Refuse a request whose shards stay in the data folder and exceed its free space.
+
+    Raises DiskFull, StoreUnavailable.
+    """
+    room = max(0, _free_bytes(settings) - settings.min_free_bytes)
     if request.storage.stays and needs.stored_bytes is not None and needs.stored_bytes > room:
         detail = f"its {needs.samples} samples take up to {needs.stored_bytes} bytes; {room} are free"
         cure = "free space in the data folder, or push to a repository with keep_local false"

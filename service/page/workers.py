@@ -1,6 +1,7 @@
 """The page of workers: hosts, their workers, the models they rest from, and the data folder's disk."""
 
 import shutil
+from contextlib import suppress
 
 from fastapi import Request, Response
 
@@ -16,7 +17,9 @@ router = pages(Scope.METRICS)
 @router.get("/ui/workers")
 def workers_page(request: Request, store: StoreOf, settings: SettingsOf) -> Response:
     """Show the workers by host."""
-    disk = shutil.disk_usage(settings.data_dir)
+    disk = None
+    with suppress(OSError):
+        disk = shutil.disk_usage(settings.data_dir)
     waiting_bytes, _, _ = store.read(storing.unstored, HOME)
     return page(
         request,

@@ -20,6 +20,10 @@ def test_a_data_folder_that_is_gone_is_not_ready(tmp_path: Path):
         settings.data_dir.rmdir()
         assert problem_of(api.get("/readyz"), 503).type == "urn:quarry:store-unavailable"
         api.get("/healthz").raise_for_status()
+        body = {"model": "org/model", "source": {"kind": "inline", "samples": [{"token_ids": [1, 2]}]}}
+        problem = problem_of(api.post("/extract", json=body), 503)
+        assert problem.type == "urn:quarry:store-unavailable" and "cannot be looked at" in problem.detail
+        assert "cannot be looked at" in api.get("/ui/workers").raise_for_status().text
 
 
 def test_a_database_of_another_version_is_not_ready(tmp_path: Path):
