@@ -48,8 +48,8 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     """SQLAlchemy URL; unset: SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`.
 
-    PostgreSQL's `synchronous_commit` must not be off (its default is on): if an acknowledged commit is lost,
-    rows are lost.
+    Where PostgreSQL's `synchronous_commit` is off (its default is on), it is on for Quarry's sessions: if an
+    acknowledged commit is lost, rows are lost.
     """
     source_roots: tuple[Path, ...] = ()
     """Folders that file sources may be read from. Without any, file sources are refused."""
