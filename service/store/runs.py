@@ -4,11 +4,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import and_, delete, exists, func, or_, select, update
+from sqlalchemy.engine import RowMapping
 
 from schemas.job import JobState, Problem
-from schemas.schedule import RunOutcome, RunView
+from schemas.schedule import RunOutcome, RunView, ScheduleRules
 from service.store.database import Transaction
-from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
+from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
 from service.store.tables import JOB
 
 LATE = timedelta(minutes=5)
@@ -37,6 +38,23 @@ def note(tx: Transaction, job_id: str, detail: str, outcome: RunOutcome | None =
     """Set the detail of a job's run in its schedule, and the outcome if one is given."""
     values = {"detail": detail} | ({} if outcome is None else {"outcome": outcome})
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(values))
+
+
+def is_failing(tx: Transaction, row: RowMapping) -> bool:
+    """Say whether a schedule's last slot ended badly; of slots that were skipped, the job that goes on.
+
+    A slot that nobody decided until the next one came is missed, also before a worker records it.
+    """
+    slot = row["next_slot"]
+    is_due = slot is not None and slot <= tx.now and not row["paused"] and row["waiting_slot"] is None
+    if is_due:
+        query = select(SCHEDULE.c.rules).where(SCHEDULE.c.number == row["number"])
+        rules: ScheduleRules = tx.connection.execute(query).scalar_one()
+        if (following := rules.first_after(slot)) is not None and following <= tx.now:
+            return True
+    bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
+    last = page(tx, row["number"], limit=1, with_skipped=False)
+    return any(run.job_id is None or run.job_state in bad for run in last)
 
 
 def page(

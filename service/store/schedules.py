@@ -262,11 +262,13 @@ def page(
 def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
     """Return each schedule's name, when its last job completed (or it was created), and whether it fails.
 
-    Future slots are not computed, which would take longer than everything else.
+    Future slots are not computed, which would take longer than everything else, nor all rules read, of which
+    a row may be damaged.
     """
+    columns = [column for column in SCHEDULE.c if column.name != "rules"]
     return [
-        (row["name"], runs.last_good_at(tx, row["number"]) or row["created_at"], _is_failing(tx, row))
-        for row in tx.connection.execute(select(SCHEDULE)).mappings().all()
+        (row["name"], runs.last_good_at(tx, row["number"]) or row["created_at"], runs.is_failing(tx, row))
+        for row in tx.connection.execute(select(*columns)).mappings().all()
     ]
 
 
@@ -376,22 +378,8 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
         next_slots=next_slots,
         last_run=next(iter(runs.page(tx, number, limit=1)), None),
         last_good_at=runs.last_good_at(tx, number),
-        failing=_is_failing(tx, row),
+        failing=runs.is_failing(tx, row),
     )
-
-
-def _is_failing(tx: Transaction, row: RowMapping) -> bool:
-    """Say whether a schedule's last slot ended badly; of slots that were skipped, the job that goes on.
-
-    A slot that nobody decided until the next one came is missed, also before a worker records it.
-    """
-    slot = row["next_slot"]
-    is_due = slot is not None and slot <= tx.now and not row["paused"] and row["waiting_slot"] is None
-    if is_due and (following := row["rules"].first_after(slot)) is not None and following <= tx.now:
-        return True
-    bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
-    last = runs.page(tx, row["number"], limit=1, with_skipped=False)
-    return any(run.job_id is None or run.job_state in bad for run in last)
 
 
 def unknown(which: Which) -> NotFound:

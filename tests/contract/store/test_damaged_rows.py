@@ -7,8 +7,22 @@ import pytest
 from sqlalchemy import Text, cast, update
 
 from schemas.job import JobState
+from schemas.schedule import NewSchedule
 from schemas.webhook import Webhook
-from service.store import Lease, NewJob, Store, deletion, jobs, plans, publishing, tasks, units, webhooks
+from service.store import (
+    Lease,
+    NewJob,
+    Store,
+    deletion,
+    jobs,
+    plans,
+    publishing,
+    schedules,
+    tasks,
+    units,
+    webhooks,
+)
+from service.store.schedule_tables import SCHEDULE
 from service.store.tables import EVENT, JOB
 from tests.support.store_cases import (
     OWNER,
@@ -104,3 +118,15 @@ def test_a_report_whose_event_cannot_be_read_holds_up_no_other(store: Store, dat
     assert lease is not None
     assert lease.job_id == SECOND
     assert store.read(jobs.state, FIRST) is JobState.CANCELLED
+
+
+def test_a_schedule_whose_rules_cannot_be_read_hides_no_other_from_the_metrics(
+    store: Store, database: Store
+) -> None:
+    for name in ("one", "two"):
+        source = {"kind": "file", "path": "conversations.jsonl"}
+        nightly = {"name": name, "cron": "0 3 * * *", "request": {"model": "org/model", "source": source}}
+        store.write(schedules.add, NewSchedule.model_validate(nightly))
+    with database.writing() as tx:
+        tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.name == "one").values(rules=cast("{", Text)))
+    assert {name for name, *_ in store.read(schedules.health)} == {"one", "two"}
