@@ -250,5 +250,5 @@ def test_a_target_that_was_overwritten_is_known_by_its_weights_where_they_are_re
     monkeypatch.setenv("QUARRY_MODEL_ROOTS", json.dumps([str(tmp_path)]))
     source = open_dataset(str(dataset), wanted("specforge"))
     assert find_target(source).folder == overwritten
-    with pytest.raises(OptionRefused, match="needs the target"):
+    with pytest.raises(OptionRefused, match="as it was captured"):
         find_target(source, with_weights=True)
