@@ -1,39 +1,13 @@
 """What an owner's keys limit: jobs, bytes, priorities, schedules' jobs, requests a minute."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import pytest
 
 from schemas.schedule import RunOutcome
-from service.settings import Settings
 from service.store import Store, jobs
-from tests.contract.http.test_keys import ADMIN, add, bearer
-from tests.support.api import api_settings, complete, job_body, problem_of, serving, small_target, stored
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    (tmp_path / "admin").write_text(f"{ADMIN}\n")
-    return api_settings(tmp_path, admin_key_file=tmp_path / "admin")
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[httpx2.Client]:
-    with serving(settings) as client:
-        yield client
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Store]:
-    with stored(settings) as opened:
-        yield opened
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return small_target(tmp_path / "models" / "small")
+from tests.contract.http.keys.conftest import ADMIN, add, bearer
+from tests.support.api import complete, job_body, problem_of
 
 
 def test_quotas_are_kept(api: httpx2.Client, store: Store, model: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import secrets
 import socket
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from service.control.keys import check_bind
 from service.errors import OptionRefused
 from service.settings import Settings
 from service.store import Store
+from tests.contract.http.keys.conftest import ADMIN, EVERY, add, bearer
 from tests.support.api import (
     UNKNOWN,
     api_settings,
@@ -27,44 +27,6 @@ from tests.support.api import (
     stored,
 )
 from tests.support.store_cases import lease_plan
-
-ADMIN = "a" * 40
-EVERY = ["jobs:read", "jobs:write", "schedules", "metrics"]
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    (tmp_path / "admin").write_text(f"{ADMIN}\n")
-    return api_settings(tmp_path, admin_key_file=tmp_path / "admin")
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[httpx2.Client]:
-    with serving(settings) as client:
-        yield client
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Store]:
-    with stored(settings) as opened:
-        yield opened
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return small_target(tmp_path / "models" / "small")
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-def add(api: httpx2.Client, name: str = "team-a", **grants: Any) -> tuple[str, dict[str, str]]:
-    """Make a key; return its id and the headers that send it."""
-    document = {"name": name, "scopes": EVERY} | grants
-    answer = api.post("/keys", json=document, headers=bearer(ADMIN))
-    assert answer.status_code == 201, answer.text
-    return answer.json()["id"], bearer(answer.json()["key"])
 
 
 def operations(api: httpx2.Client) -> list[tuple[str, str]]:

@@ -1,0 +1,50 @@
+"""A service with an admin's key for each test, since keys that one test makes would count in the next."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from service.settings import Settings
+from service.store import Store
+from tests.support.api import api_settings, serving, small_target, stored
+
+ADMIN = "a" * 40
+EVERY = ["jobs:read", "jobs:write", "schedules", "metrics"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "admin").write_text(f"{ADMIN}\n")
+    return api_settings(tmp_path, admin_key_file=tmp_path / "admin")
+
+
+@pytest.fixture
+def api(settings: Settings) -> Iterator[httpx2.Client]:
+    with serving(settings) as client:
+        yield client
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    with stored(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return small_target(tmp_path / "models" / "small")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def add(api: httpx2.Client, name: str = "team-a", **grants: Any) -> tuple[str, dict[str, str]]:
+    """Make a key; return its id and the headers that send it."""
+    document = {"name": name, "scopes": EVERY} | grants
+    answer = api.post("/keys", json=document, headers=bearer(ADMIN))
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"], bearer(answer.json()["key"])
