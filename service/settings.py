@@ -18,6 +18,7 @@ from service.errors import HubDenied, OptionRefused
 from service.logs import log_to_stderr
 
 PREFIX = "QUARRY_"
+"""How the names of settings begin in the environment."""
 
 
 class Settings(BaseSettings):
@@ -340,7 +341,7 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
         name = str(first["loc"][0])
         log_to_stderr()
         raise OptionRefused(
-            first["msg"], field=name, cure=f"fix the option or QUARRY_{name.upper()}"
+            first["msg"], field=name, cure=f"fix the option or {PREFIX}{name.upper()}"
         ) from error
     except SettingsError as error:
         log_to_stderr()
@@ -352,7 +353,7 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
     if settings.out_dir is not None:
         cure = "unset QUARRY_OUT_DIR; `quarry extract --out` names the folder of one job"
         raise OptionRefused("the jobs of a service cannot share a folder", field="out_dir", cure=cure)
-    secret = [f"QUARRY_{name.upper()}" for name in _SECRETS]
+    secret = [f"{PREFIX}{name.upper()}" for name in _SECRETS]
     for name in [name for name in os.environ if name.upper() in secret]:
         del os.environ[name]
     return settings

@@ -17,15 +17,12 @@ from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
 from service.errors import EngineDied, EngineRefused, IdentityChanged, RequestError
 from service.plan.target import fetch_weights, planned_target
-from service.settings import Settings
+from service.settings import PREFIX, Settings
 from service.store import HOME, UnitLease
 from service.work.meters import ENGINE, LOADS
 
 if TYPE_CHECKING:
     from service.proof.head import Head
-
-PREFIX = "QUARRY_"
-"""How the names of settings begin: what is wrong with one is no job's fault."""
 
 
 def spec_for(lease: UnitLease, settings: Settings) -> EngineSpec:
@@ -167,7 +164,7 @@ class EngineSlot:
             try:
                 await engine.start(spec, self._settings, link)
             except EngineRefused as refused:
-                if (refused.field or "").startswith(PREFIX):
+                if (refused.field or "").startswith(PREFIX):  # of a setting: no job's fault
                     raise EngineDied(refused.detail, cure=refused.cure) from refused
                 raise
             await self.check_unchanged(lease)

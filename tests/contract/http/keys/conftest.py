@@ -8,8 +8,7 @@ import httpx2
 import pytest
 
 from service.settings import Settings
-from service.store import Store
-from tests.support.api import api_settings, serving, small_target, stored
+from tests.support.api import api_settings, serving, small_target
 
 ADMIN = "a" * 40
 EVERY = ["jobs:read", "jobs:write", "schedules", "metrics"]
@@ -25,12 +24,6 @@ def settings(tmp_path: Path) -> Settings:
 def api(settings: Settings) -> Iterator[httpx2.Client]:
     with serving(settings) as client:
         yield client
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Store]:
-    with stored(settings) as opened:
-        yield opened
 
 
 @pytest.fixture
