@@ -1,7 +1,6 @@
 """A worker's own `/metrics`, and its JSON log: a job's samples at every stage, on any engine."""
 
 import json
-import socket
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from schemas.job import JobState
 from service.client import Quarry
+from tests.support.ports import free_port
 from tests.support.service_process import SAMPLES, body_of, serving
 from tests.support.tiny_model import random_target
 
@@ -21,11 +21,6 @@ PATIENCE_S = 60.0
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_target(tmp_path_factory.mktemp("target") / "model", layers=4, hidden=64)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as some:
-        return int(some.getsockname()[1])
 
 
 def values(port: int) -> dict[str, float]:

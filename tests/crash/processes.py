@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from service.store import Store, Transaction, hosts, jobs
 from tests.crash.conftest import MODE, SEED
 from tests.crash.oracle import KEY
 from tests.support.children import children_of, settings_environment
+from tests.support.ports import free_port
 
 PATIENCE_S = 5400.0 if MODE == "all" else 600.0
 QUIET_S = 30.0
@@ -45,8 +45,7 @@ class Service:
     command: ClassVar[tuple[str, ...]] = ("serve",)
 
     def __init__(self, settings: Settings, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._settings = settings.model_copy(update={"port": free.getsockname()[1]})
+        self._settings = settings.model_copy(update={"port": free_port()})
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{self._settings.port}"

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchmarks.loop.stage import QUARRY_ENVIRONMENT, TRAINER_ENVIRONMENT, VLLM_
 from examples.tiny_target import cached_target
 from tests.support.desk import TOKEN, writable_hub
 from tests.support.jobs import FAKE_ENGINE
+from tests.support.ports import free_port
 from tests.support.templates import CHATML
 from tests.support.tiny_model import random_target
 
@@ -178,9 +178,3 @@ def test_a_drafter_from_nothing_to_its_acceptance(tmp_path: Path, tools: Path) -
     accepted = re.search(r"^vllm:spec_decode_num_accepted_tokens_total\S* ([0-9.]+)", said, re.MULTILINE)
     assert accepted is not None and float(accepted[1]) > 0, said[-8000:]
     assert (tmp_path / "drafter.html").stat().st_size > 10_000
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port

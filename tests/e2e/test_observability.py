@@ -1,6 +1,5 @@
 """deploy/observability as shipped: Debian's Prometheus on a real service and its workers, a job behind it."""
 
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import yaml
 
 from schemas.job import JobState
 from service.client import Quarry
+from tests.support.ports import free_port
 from tests.support.prometheus import (
     FOLDER,
     ask,
@@ -40,16 +40,6 @@ ONLY_AT_WORK = "quarry_oldest_leased_task_seconds"
 """Is there while something is worked on, which a scrape may miss: the tests of the rules have it."""
 
 
-def neighbouring_ports() -> tuple[int, int, int]:
-    """Return three free ports, the first two of which follow each other."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            first = one.getsockname()[1]
-            with socket.socket() as second:
-                if second.connect_ex(("127.0.0.1", first + 1)) and first + 1 != other.getsockname()[1]:
-                    return first, first + 1, other.getsockname()[1]
-
-
 def is_empty(prometheus: httpx2.Client, query: str) -> bool:
     """Say whether a query has no answer, or none that is a number."""
     return all(one["value"][1] == "NaN" for one in ask(prometheus, query))
@@ -73,7 +63,7 @@ def test_every_query_of_the_dashboard_and_the_rules_is_answered_after_a_job(tmp_
     vLLM's own series are those of `test_what_vllm_counts_is_passed_on`.
     """
     target = random_target(tmp_path / "model", layers=4, hidden=64)
-    first, second, port = neighbouring_ports()
+    first, port = free_port(following=1), free_port()
     (tmp_path / "admin").write_text(KEY)
     settings = {
         "QUARRY_ADMIN_KEY_FILE": str(tmp_path / "admin"),
@@ -94,7 +84,7 @@ def test_every_query_of_the_dashboard_and_the_rules_is_answered_after_a_job(tmp_
             "request": body_of(target, source={"kind": "posted"}),
         }
         api.post("/schedules", json=schedule).raise_for_status()
-        workers = [f"127.0.0.1:{number}" for number in (first, second)]
+        workers = [f"127.0.0.1:{number}" for number in (first, first + 1)]
         config = configure(tmp_path, service.url.removeprefix("http://"), workers, key)
         subprocess.run(["promtool", "check", "config", config], check=True)
         with running_prometheus(config, port) as prometheus:

@@ -16,6 +16,7 @@ import pytest
 
 from service.control.request_body import NODE_BYTES
 from service.settings import Settings
+from tests.support.ports import free_port
 from tests.support.service_process import Serving, body_of, serving
 from tests.support.tiny_model import random_target
 
@@ -25,12 +26,6 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = "quarry.example.org"
 KEY = "a" * 40
 HEADERS = {"Host": NAME, "Authorization": f"Bearer {KEY}"}
-
-
-def free_port() -> int:
-    with socket.socket() as some:
-        some.bind(("127.0.0.1", 0))
-        return int(some.getsockname()[1])
 
 
 def nginx(folder: Path, port: int, upstream: str) -> list[str]:

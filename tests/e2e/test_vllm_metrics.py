@@ -10,9 +10,10 @@ import pytest
 from schemas.job import JobState
 from service.store import jobs
 from service.work.worker_process import WorkerProcess, worker_command
-from tests.contract.test_worker_metrics import free_port, values
+from tests.contract.test_worker_metrics import values
 from tests.support.device import MEMORY
 from tests.support.jobs import ENDED, Shop, conversations, request
+from tests.support.ports import free_port
 from tests.support.prometheus import FOLDER, dashboard_queries, names_in
 from tests.support.real_engine import VLLM
 from tests.support.tiny_model import random_target

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def serving(
     with log.open("w") as file:
         child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=file, text=True)
     lines: SimpleQueue[str] = SimpleQueue()
+    last: deque[str] = deque(maxlen=30)
 
     def read() -> None:
         # All of it, since a pipe that nobody empties holds up whoever logs into it.
@@ -73,6 +75,7 @@ def serving(
         with child.stderr as logged:
             for line in logged:
                 on_line(line)
+                last.append(line)
                 lines.put(line)
         lines.put("")
 
@@ -90,6 +93,10 @@ def serving(
         with httpx2.Client(transport=transport, trust_env=False) as client:
             client.get(f"{url[1]}/readyz").raise_for_status()
         yield Serving(child, url[1], int(worker[1]) if worker else None)
+    except BaseException as error:
+        if child.poll() is not None:
+            error.add_note(f"the service ended with code {child.returncode} and said:\n{''.join(last)}")
+        raise
     finally:
         child.kill()
         child.wait()
