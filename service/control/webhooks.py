@@ -169,8 +169,9 @@ def _check_address(address: IPv4Address | IPv6Address, host: str, settings: Sett
     real = IPv4Address(int(address) & 0xFFFFFFFF) if any(address in net for net in HOLD_IPV4) else address
     is_other = real.is_multicast or real.is_reserved or any(real in net for net in NOT_PUBLIC)
     if is_other or not real.is_global:
+        # Without the address: whoever submits jobs is not to learn where names of this network are.
         raise OptionRefused(
-            f"{host} is at {address}, which is not a public address",
+            f"{host} has an address that is not public",
             field="webhook.url",
             cure="name a public host, or ask the operator to put it into QUARRY_WEBHOOK_HOSTS",
         )

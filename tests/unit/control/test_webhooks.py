@@ -50,7 +50,7 @@ def reported_to(address: str) -> ExtractRequest:
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_an_address_that_is_not_public_is_refused(address: str, signed: Settings) -> None:
-    with pytest.raises(OptionRefused, match="is not a public address"):
+    with pytest.raises(OptionRefused, match="an address that is not public"):
         check_webhook(reported_to(address), signed)
 
 
