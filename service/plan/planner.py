@@ -36,7 +36,7 @@ from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_plan import packed
-from service.plan.units import UnitBounds, UnitDraft, plan_units
+from service.plan.units import DRAFT_REJECTS, UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, runs, spools, tasks
 from service.work.keeper import Keeper, Kept
@@ -120,14 +120,17 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
             for row in child.rows(_known_hashes(lease, store, settings, identity))
         )
         bounds, seen = unit_bounds(request, target, settings), SeenHashes(settings.work_root)
-        num_shards = 0
-        for unit, draft in enumerate(plan_units(rows, bounds, seen.add), lease.first_unit):
+        unit, num_shards = lease.first_unit, 0
+        for draft in plan_units(rows, bounds, seen.add):
             watch()
             if draft.samples:
                 num_shards += min(settings.tensor_parallel_size, len(draft.samples))
                 if request.hub is not None:
                     check_folder(num_shards)
                 _add_unit(lease, store, unit, draft)
+                unit += 1
+            elif len(draft.rejects) == DRAFT_REJECTS:
+                store.write(plans.add_rejected, lease, draft.rejects, draft.known)
             else:
                 rest = draft
         is_last = request.repeat != "forever" and lease.item + 1 >= request.repeat

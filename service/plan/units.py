@@ -81,9 +81,9 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True)
 class UnitDraft:
-    """A unit's samples in source order, and the rejects and known rows since the previous unit.
+    """A unit's samples in source order, and the rejects and known rows since the previous draft.
 
-    Only the last draft may have no samples.
+    Without samples, it is the last draft, or it has `DRAFT_REJECTS` rejects.
     """
 
     samples: tuple[PlannedSample, ...]
@@ -96,6 +96,10 @@ class UnitDraft:
         return sum(sample.prompt_tokens for sample in self.samples)
 
 
+DRAFT_REJECTS = 10_000
+"""How many rejects are held until they are written without a unit. A plan that is made again must have the
+same drafts.
+"""
 TALK_UNITS = 8
 """How many units' worth of bytes one conversation may take with answers of maximum length."""
 
@@ -124,12 +128,15 @@ def plan_units(
     """Cut the rows into units, in order: equal rows give equal units.
 
     Each row ends in exactly one place, a unit or its rejects, or is counted as known. A sample is rejected as
-    a duplicate if `is_new` returns False for its 16-byte hash.
+    a duplicate if `is_new` returns False for its 16-byte hash. Rejects need not wait for a unit to be full.
     """
     samples: list[PlannedSample] = []
     rejects: list[RejectView] = []
     filled_bytes = talk_bytes = known = 0
     for row in outcomes:
+        if len(rejects) >= DRAFT_REJECTS:
+            yield UnitDraft((), tuple(rejects), known)
+            rejects, known = [], 0
         if row.result is None:
             known += 1
             continue

@@ -102,6 +102,19 @@ def add_unit(
     record(tx, replace(job, progress=progress), "progress", f"unit {unit.unit} planned")
 
 
+def add_rejected(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], known: int) -> None:
+    """Add rejects that no unit is planned with; adding the same again changes nothing. Raises LeaseLost."""
+    job, task = tasks.held(tx, lease)
+    of_last = REJECT.c.position == rejects[-1].position, REJECT.c.turn == rejects[-1].turn
+    if tx.connection.scalar(select(REJECT.c.position).where(REJECT.c.job_id == job.id, *of_last)) is not None:
+        return
+    tasks.forgive(tx, task)
+    num = len(rejects)
+    progress = count(job.progress, samples_planned=num, samples_rejected=num, samples_known=known)
+    add_rejects(tx, job.id, None, rejects)
+    record(tx, replace(job, progress=progress), "progress", f"{num} rows rejected")
+
+
 def finish(
     tx: Transaction,
     lease: PlanLease,

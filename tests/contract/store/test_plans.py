@@ -136,6 +136,19 @@ def test_the_same_unit_planned_again_changes_nothing(store: Store, clock: Clock)
     ) == before
 
 
+def test_rejects_without_a_unit_are_counted_once(store: Store, clock: Clock) -> None:
+    lease = start_plan(store)
+    for again in range(2):
+        store.write(plans.add_rejected, lease, (reject(1), reject(4)), 3)
+        progress = store.read(jobs.job, job_id(1)).progress
+        assert (progress.samples_planned, progress.samples_rejected, progress.samples_known) == (2, 2, 3)
+        clock.advance(TTL_S)
+        lease, ended = lease_plan(store, f"another {again}"), lease
+        with pytest.raises(LeaseLost):
+            store.write(plans.add_rejected, ended, (reject(5),), 0)
+    assert store.read(commits.rejects, job_id(1)) == [reject(1), reject(4)]
+
+
 def test_a_unit_planned_again_with_other_samples_is_refused(store: Store) -> None:
     lease = start_plan(store)
     store.write(plans.add_unit, lease, planned(0), ())

@@ -1,5 +1,6 @@
 """Planning a job against the real store: what stands afterwards, and what another planner finds."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -8,15 +9,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import service.plan.units
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.generate import Generate
 from schemas.identity import Identity
 from schemas.job import JobState
+from service.plan import planner
 from service.plan.planner import resolve_capture
 from service.store import PlanLease, Transaction, commits, jobs, plans, units
 from tests.support import templates
 from tests.support.store_cases import Clock
-from tests.unit.plan.house import BYTES_PER_TOKEN, JOB, House
+from tests.unit.plan.house import BYTES_PER_TOKEN, JOB, House, chat
 
 REPO = {"repo_id": "org/states"}
 
@@ -39,6 +42,23 @@ def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
     assert table.column("prompt_tokens").to_pylist() == lengths and sum(lengths) == lease.num_tokens
     assert [len(mask) for mask in table.column("loss_mask").to_pylist()] == lengths
     assert all(1 in mask for mask in table.column("loss_mask").to_pylist())
+
+
+def test_rejects_are_written_while_their_unit_is_filled_and_by_a_plan_made_again_only_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (planner, service.plan.units):
+        monkeypatch.setattr(module, "DRAFT_REJECTS", 2)
+    rows = [{"messages": chat("a")}, *({"id": f"bad-{i}"} for i in range(5)), {"messages": chat("b")}]
+    house.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    house.submit()
+    house.plan(stop=lambda: house.job().progress.samples_rejected > 0)
+    assert (house.job().progress.samples_rejected, house.units()) == (2, [])
+    progress = house.plan_later().progress
+    assert (progress.samples_planned, progress.samples_rejected, progress.units_planned) == (7, 5, 1)
+    assert progress.plan_done and [unit.unit for unit in house.units()] == [0]
+    rejects = house.store.read(commits.rejects, JOB)
+    assert [reject.position for reject in rejects] == [1, 2, 3, 4, 5]
 
 
 def test_the_identity_says_what_the_dataset_is(house: House) -> None:

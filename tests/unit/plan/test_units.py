@@ -146,6 +146,14 @@ def test_rejects_go_with_the_unit_that_is_being_filled_and_the_rest_comes_last()
     assert list(planned([], UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=1))) == []
 
 
+def test_rejects_do_not_wait_for_a_unit_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.plan.units, "DRAFT_REJECTS", 2)
+    rows = [RowOutcome(i, str(i), tokens(1) if i in (0, 6) else REJECT) for i in range(7)]
+    drafts = list(planned(rows, UnitBounds(bytes_per_token=1, unit_bytes=100, max_samples=10)))
+    ends = [([s.position for s in d.samples], [r.position for r in d.rejects]) for d in drafts]
+    assert ends == [([], [1, 2]), ([], [3, 4]), ([0, 6], [5])]
+
+
 def test_the_sample_id_is_blake2b_over_length_prefixed_source_ids_and_mask() -> None:
     parts = ("\u00e9".encode(), struct.pack("<3i", 1, 2, 70_000), bytes([0, 1, 1]))
     expected = hashlib.blake2b(
