@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from multiprocessing.connection import Connection
@@ -22,13 +23,13 @@ from schemas.request import ExtractRequest
 from schemas.source import PostedSource, Sample
 from service.errors import OptionRefused, QuarryError, problem_slug
 from service.plan.child.stored_row import show
-from service.plan.child.task import PROGRESS, Limits, Purpose, RowTask, Step, Task
+from service.plan.child.task import MAX_ROWS_BYTES, PROGRESS, Limits, Purpose, RowTask, Step, Task
 from service.plan.content_hashes import KnownHashes, content_hash
 from service.plan.model_config import ModelConfig, read_config
 from service.plan.model_folder import local_model
 from service.plan.rendering import ChatTemplate
 from service.plan.samples import SampleTokenizer
-from service.plan.sources import RowReject, RowSource, SourceRow
+from service.plan.sources import RejectReason, RowReject, RowSource, SourceRow
 from service.plan.target import Target, target_of
 from service.plan.units import RowOutcome, turn_id
 
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 BATCH_S = 0.1
 MAX_ERROR_CHARS, MAX_DETAIL_CHARS = 500, 4000
 """Maximum length of the text of a bug, and of an error, which may quote untrusted text."""
+ROWS_BYTES = MAX_ROWS_BYTES - 2**10
+"""Maximum size of the rows in a message."""
 LIBRARY_BYTES = 2**28
 """Address space for libraries that a task imports later, and for stacks."""
 
@@ -109,7 +112,11 @@ class _Parent:
 
     def send(self, kind: str, *values: object, body: bytes = b"") -> None:
         """Send one message; blocks while the parent reads too slowly."""
-        self._connection.send_bytes(json.dumps([kind, *values]).encode() + b"\n" + body)
+        self.send_json(json.dumps([kind, *values]), body)
+
+    def send_json(self, message: str, body: bytes = b"") -> None:
+        """Send one message whose JSON is made already."""
+        self._connection.send_bytes(message.encode() + b"\n" + body)
 
     def received(self) -> Any:  # noqa: ANN401 - a file of known hashes, or a question
         """Wait for the parent's next message; end this process if the parent has hung up."""
@@ -206,8 +213,7 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
             for result in tokenizer.rows(row.content, row.source_id)
         ]
 
-    rows: list[RowOutcome] = []
-    sent_s = time.monotonic()
+    batch = _Batch(parent)
     parent.begin_row(0)
     positions = request.positions()
     own = next(positions)
@@ -217,40 +223,73 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
             unseen.difference_update(row.content.labels or ())
             any_sample = True
         if position == own:
-            rows += outcomes(position, row)
+            batch.add(row, outcomes(position, row))
             own = next(positions)
-        if time.monotonic() - sent_s > BATCH_S:
-            _send_rows(rows, parent)
-            rows, sent_s = [], time.monotonic()
+        batch.send_if_due()
         parent.begin_row(position + 1)
     source.check_unchanged()
     if unseen and any_sample and not isinstance(request.source, PostedSource):
         detail = f"no sample of the source has the column {', '.join(map(repr, sorted(unseen)))}"
         raise OptionRefused(detail, field="labels", cure="name a column that the rows have, or leave it out")
-    _send_rows(rows, parent)
+    batch.send()
 
 
-def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
-    """Send rows as JSON, null for a known one, followed by the concatenated token ids, masks and segments."""
-    entries: list[list[object] | None] = []
-    parts: list[bytes] = []
-    for row in rows:
-        result = row.result
-        if result is None:
-            entries.append(None)
-        elif isinstance(result, RowReject):
-            entries.append([row.source_id, result.reason, result.detail])
-        else:
-            entry: list[object] = [
-                row.source_id,
-                len(result.ids),
-                row.content_hash.hex(),
-                *row.labels.values(),
-            ]
-            parts += (result.ids.astype("<i4").tobytes(), result.mask.tobytes())
-            if (dialogue := result.dialogue) is not None:
-                lengths = [len(segment) for segment in dialogue.segments]
-                entry.append([dialogue.document, dialogue.turn, dialogue.most_tokens, lengths, dialogue.why])
-                parts += [segment.astype("<i4").tobytes() for segment in dialogue.segments]
-            entries.append(entry)
-    parent.send("rows", entries, body=b"".join(parts))
+class _Batch:
+    """Rows for one message: a JSON entry each, then their token ids, masks and segments."""
+
+    def __init__(self, parent: _Parent) -> None:
+        self._parent = parent
+        self._begin()
+
+    def _begin(self) -> None:
+        self._entries: list[str] = []
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+        self._sent_s = time.monotonic()
+
+    def add(self, row: SourceRow, outcomes: Sequence[RowOutcome]) -> None:
+        """Add what became of a row of the source; it is rejected if that is more than a message holds."""
+        packed = [_packed(outcome) for outcome in outcomes]
+        num_bytes = sum(map(_num_bytes, packed))
+        if num_bytes > ROWS_BYTES:
+            detail = f"its plan, of {len(outcomes)} rows, takes {num_bytes} bytes; {ROWS_BYTES} are allowed"
+            reject = RowReject(RejectReason.TOO_LONG, detail)
+            packed = [_packed(RowOutcome(outcomes[0].position, row.source_id, reject))]
+            num_bytes = sum(map(_num_bytes, packed))
+        if self._num_bytes + num_bytes > ROWS_BYTES:
+            self.send()
+        self._num_bytes += num_bytes
+        for entry, parts in packed:
+            self._entries.append(entry)
+            self._parts += parts
+
+    def send_if_due(self) -> None:
+        """Send the rows if the last were sent some time ago."""
+        if time.monotonic() - self._sent_s > BATCH_S:
+            self.send()
+
+    def send(self) -> None:
+        """Send the rows."""
+        self._parent.send_json(f'["rows", [{", ".join(self._entries)}]]', b"".join(self._parts))
+        self._begin()
+
+
+def _packed(row: RowOutcome) -> tuple[str, list[bytes]]:
+    """Return a row's JSON, null for a known one, and the bytes that go with it."""
+    result = row.result
+    if result is None:
+        return json.dumps(None), []
+    if isinstance(result, RowReject):
+        return json.dumps([row.source_id, result.reason, result.detail]), []
+    entry: list[object] = [row.source_id, len(result.ids), row.content_hash.hex(), *row.labels.values()]
+    parts = [result.ids.astype("<i4").tobytes(), result.mask.tobytes()]
+    if (dialogue := result.dialogue) is not None:
+        lengths = [len(segment) for segment in dialogue.segments]
+        entry.append([dialogue.document, dialogue.turn, dialogue.most_tokens, lengths, dialogue.why])
+        parts += [segment.astype("<i4").tobytes() for segment in dialogue.segments]
+    return json.dumps(entry), parts
+
+
+def _num_bytes(packed: tuple[str, list[bytes]]) -> int:
+    entry, parts = packed
+    return len(entry) + len(", ") + sum(map(len, parts))

@@ -38,7 +38,7 @@ from service.errors import (
 )
 from service.lifeline import FAULTS
 from service.plan.child.fork_server import FORK_SERVER
-from service.plan.child.task import PROGRESS, Limits, Purpose, Step, Task
+from service.plan.child.task import MAX_ROWS_BYTES, PROGRESS, Limits, Purpose, Step, Task
 from service.plan.model_config import ModelConfig
 from service.plan.model_folder import ModelFolder
 from service.plan.sources import RejectReason, RowReject, RowSource
@@ -49,10 +49,8 @@ WATCH_S = 0.05
 STATUS_S = 5.0
 START_S = 60.0
 """The first child waits for the server's imports."""
-MAX_ANSWER_BYTES, MAX_ROWS_BYTES = 2**18, 2**26
-"""Maximum size of the answer to a check, which is at most an error; and of a batch of rows, which is what a
-child tokenizes in `BATCH_S`, including a row of 2 million tokens.
-"""
+MAX_ANSWER_BYTES = 2**18
+"""Maximum size of the answer to a check, which is at most an error."""
 CHECK_CPU_S, CHECK_S = 5.0, 15.0
 """Limits for checking a submitted request, which takes milliseconds, or some seconds if a source is a folder
 of a hundred thousand files.

@@ -17,6 +17,9 @@ PROGRESS = struct.Struct("<qqq")
 first row), the step, and a counter that grows whenever it makes progress.
 """
 
+MAX_ROWS_BYTES = 2**26
+"""Maximum size of a message of rows, six times what a row of 2 million tokens takes."""
+
 
 class Step(IntEnum):
     """Which untrusted input is being processed; each row begins with its source."""

@@ -12,16 +12,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schemas.request import ExtractRequest
+from schemas.source import Sample
 from service.errors import HubUnavailable, PlanningDied, QuarryError, SourceRefused
 from service.plan.child.fork_server import FORK_SERVER, ForkServer
-from service.plan.child.main import run
+from service.plan.child.main import _Batch, _Parent, run
 from service.plan.child.process import Child
 from service.plan.child.task import PROGRESS, Limits, Purpose, Task
-from service.plan.sources import RejectReason, RowReject
-from service.plan.units import Tokenized
+from service.plan.sources import RejectReason, RowReject, SourceRow
+from service.plan.units import RowOutcome, Tokenized
 
 LIMITS = Limits(memory_bytes=2**28, row_cpu_s=1.0, silence_s=0.2)
 REQUEST = ExtractRequest.model_validate(
@@ -97,6 +99,25 @@ def test_rows_are_the_same_on_the_other_side(said: Connection) -> None:
     assert (first.result.ids.tolist(), first.result.mask.tolist()) == ([1, 2**31 - 1], [0, 1])
     assert (second.source_id, second.result) == ("\ud800", RowReject(RejectReason.EMPTY, "no tokens"))
     assert isinstance(third.result, Tokenized) and third.result.ids.tolist() == [5]
+
+
+def test_no_message_of_rows_is_too_long_and_a_row_that_would_be_is_rejected(
+    said: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.plan.child.main.ROWS_BYTES", 200)
+    monkeypatch.setattr("service.plan.child.process.MAX_ROWS_BYTES", 220)
+    parent = _Parent(said, mmap.mmap(-1, PROGRESS.size), 0.0)
+    batch = _Batch(parent)
+    for position, (source_id, num) in enumerate((("a", 20), ("b", 20), ("c", 50), ("d", 20))):
+        row = Tokenized(np.arange(num, dtype=np.int32), np.ones(num, dtype=np.uint8))
+        batch.add(SourceRow(source_id, Sample(text="x")), [RowOutcome(position, source_id, row)])
+    batch.send()
+    parent.send("done")
+    first, second, third, fourth = start().rows()
+    assert third.source_id == "c" and isinstance(third.result, RowReject)
+    assert third.result.reason is RejectReason.TOO_LONG and "1 rows, takes 2" in third.result.detail
+    for row in (first, second, fourth):
+        assert isinstance(row.result, Tokenized) and row.result.ids.tolist() == list(range(20))
 
 
 def test_known_rows_have_a_place_and_new_ones_a_key(said: Connection) -> None:
