@@ -5,6 +5,9 @@ error objects, at 500 bytes and 7 microseconds apiece.
 """
 
 import json
+import re
+from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -28,6 +31,7 @@ NO_NUL = r"^[^\x00]+$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_NUL)]
 FileSuffix = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00/]+$")]
 Label = Annotated[str, StringConstraints(max_length=1000)]
+WILDCARD = re.compile(r"[*?\[]")
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 
 
@@ -156,6 +160,13 @@ class FileSource(Repeatable):
         description="take only files that have a marker file beside them, named like the file plus this "
         "suffix, such as '.done'",
     )
+
+    @property
+    def glob(self) -> tuple[Path, tuple[str, ...]]:
+        """The path up to its first part with a wildcard, and that part and the others behind it."""
+        parts = Path(self.path).parts
+        begin = tuple(takewhile(lambda part: not WILDCARD.search(part), parts))
+        return Path(*begin), parts[len(begin) :]
 
 
 class HubSource(Repeatable):

@@ -63,7 +63,9 @@ def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settin
     base = path.resolve().parent
     sources = [base, Path.cwd()]
     parts = request.source.sources if isinstance(request.source, MixSource) else [request]
-    sources += [(base / p.source.path).resolve().parent for p in parts if isinstance(p.source, FileSource)]
+    for file in (part.source for part in parts if isinstance(part.source, FileSource)):
+        begin, wild = file.glob
+        sources += [(base / file.path).resolve().parent, *([(base / begin).resolve()] if wild else ())]
     models = [Path(request.model).parent] if request.model.startswith("/") else []
     return settings.model_copy(
         update={

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.dataset.seal import sha256_of
-from schemas.source import FileSource
+from schemas.source import WILDCARD, FileSource
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
 from service.plan.sources.conversations import COLUMNS, Read, read_line
@@ -36,8 +36,6 @@ PACKED = re.compile(
     rf".*({'|'.join(map(re.escape, SUFFIXES))})(\.(bz2|gz|lz4|xz|zip|zstd?))?", re.DOTALL | re.IGNORECASE
 )
 """Names of files of these forms, however they are compressed and written."""
-
-GLOB = re.compile(r"[*?\[]")
 
 MAX_LINE_BYTES = 64 * 2**20
 """A longer JSONL line is rejected; the reader never holds more of it than this."""
@@ -77,9 +75,9 @@ class FileRows:
     def listed(self) -> "FileRows":
         """Resolve the path, following links, and list its files. Raises SourceRefused."""
         source, frozen, may_be_empty = self.source, self.names, self.may_be_empty
-        allowed = partial(_allowed, roots=self.roots, closed=self.closed)
+        places = partial(_places, roots=self.roots, closed=self.closed)
         try:
-            files = _listed(source.path, allowed)
+            files = _listed(source, places)
             names = _readable(files) if frozen is None else frozen
             if gone := sorted(set(names) - files.keys()):
                 raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
@@ -89,7 +87,7 @@ class FileRows:
                 names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
                 name.encode()  # the ids of its rows begin with the name
-            rows = replace(self, files={name: allowed(files[name]) for name in names})
+            rows = replace(self, files={name: next(places(files[name])) for name in names})
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -146,29 +144,30 @@ class FileRows:
                 raise _unreadable(name, error) from error
 
 
-def _listed(path: str, allowed: Callable[[Path], Path]) -> dict[str, Path]:
-    """Return the file at `path`, or the files of a folder or glob, by their names below it.
+def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dict[str, Path]:
+    """Return the file at a source's path, or the files of a folder or glob, by their names below it.
 
     Raises SourceRefused, and OSError.
     """
-    place = allowed(Path(path))
+    path = source.path
+    place = next(places(Path(path)))
     if place.is_file():
         if not place.name.endswith(SUFFIXES):
             raise _refused(f"{path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
         return {place.name: place}
     if place.is_dir():
         return {file.relative_to(place).as_posix(): file for file in _files(place)}
-    parts = Path(path).parts
-    fixed = next((number for number, part in enumerate(parts) if GLOB.search(part)), None)
-    if fixed is None:
+    begin, wild = source.glob
+    if not wild:
         raise _refused(f"there is no file or folder {path!r}", "check the path")
-    wild = parts[fixed:]
     if ".." in wild or wild.count("**") > 1 or any("**" in part for part in wild if part != "**"):
         detail = f"{path!r} has '..' behind a wildcard, more than one '**', or '**' within a name"
         raise _refused(detail, "name the folder that it begins at, and use '**' once, as '/**/'")
-    folder = allowed(Path(*parts[:fixed]))
-    matching = _matching(folder, *wild) if folder.is_dir() else ()
-    return {file.relative_to(folder).as_posix(): file for file in matching}
+    for folder in places(begin):
+        matching = _matching(folder, *wild) if folder.is_dir() else ()
+        if files := {file.relative_to(folder).as_posix(): file for file in matching}:
+            return files
+    return {}
 
 
 def _readable(names: Collection[str]) -> list[str]:
@@ -215,7 +214,7 @@ def _matching(folder: Path, part: str, *rest: str) -> Iterator[Path]:
         for parent, _ in _walked(folder) if rest else ():
             yield from _matching(parent, *rest)
         return
-    below = folder.iterdir() if GLOB.search(part) else (folder / part,)
+    below = folder.iterdir() if WILDCARD.search(part) else (folder / part,)
     for path in below:
         if _is_left_out(path.name) or not fnmatchcase(path.name, part):
             continue
@@ -268,19 +267,22 @@ def _reason(error: Exception) -> str:
     return what or type(error).__name__
 
 
-def _allowed(path: Path, roots: tuple[Path, ...], closed: Path | None) -> Path:
-    """Return `path` resolved; a relative one is below the roots. Reveals nothing outside them or `closed`."""
+def _places(path: Path, roots: tuple[Path, ...], closed: Path | None) -> Iterator[Path]:
+    """Yield where `path` is, resolved: a relative one below each root; if nowhere, where it could be.
+
+    Reveals nothing outside the roots or in `closed`. Raises SourceRefused.
+    """
     real_roots = [root.resolve() for root in roots]
     candidates = [(root / path).resolve() for root in real_roots]  # an absolute path stays as it is
     inside = [file for file in candidates if any(file.is_relative_to(root) for root in real_roots)]
     if not inside:
         cure = "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS"
         raise _refused(f"{str(path)!r} is not inside a folder that sources may be read from", cure)
-    place = next((file for file in inside if file.exists()), inside[0])
-    if closed is not None and place.is_relative_to(closed):
-        detail = "it leads into the service's data folder, which holds what every owner sent"
-        raise _refused(detail, "name folders outside of it")
-    return place
+    for place in [file for file in dict.fromkeys(inside) if file.exists()] or inside[:1]:
+        if closed is not None and place.is_relative_to(closed):
+            detail = "it leads into the service's data folder, which holds what every owner sent"
+            raise _refused(detail, "name folders outside of it")
+        yield place
 
 
 @contextmanager

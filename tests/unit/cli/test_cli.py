@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState
+from schemas.request import ExtractRequest
 from service.cli.console import exit_code
 from service.cli.files import unfinished_code
 from service.cli.job_file import own_roots, read_job_file
@@ -31,6 +32,7 @@ from service.errors import (
     StoreUnavailable,
     WriteFailed,
 )
+from service.plan.sources import open_source
 from service.settings import Settings
 from tests.support.api import (
     job_body,
@@ -200,6 +202,20 @@ def test_a_job_file_may_name_what_lies_beside_it(tmp_path: Path, monkeypatch: py
     request = read_job_file(folder / "job.json")
     assert request.model == str(folder / "model")
     check(request, own_roots(Settings(), request, folder / "job.json"))
+
+
+@pytest.mark.parametrize("path", ["i*/*.jsonl", "{0}/c*/in/a.jsonl", "{0}/**/*.jsonl", "../*/in/a.jsonl"])
+def test_a_job_file_may_name_a_glob_wherever_it_could_name_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    (tmp_path / "cwd" / "in").mkdir(parents=True)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "cwd" / "in" / "a.jsonl").write_text('{"text": "x"}\n')
+    monkeypatch.chdir(tmp_path / "cwd")
+    body = {"model": "org/model", "source": {"kind": "file", "path": path.format(tmp_path)}}
+    request = ExtractRequest.model_validate(body)
+    settings = own_roots(Settings(), request, tmp_path / "jobs" / "job.json")
+    assert len(list(open_source(request.source, settings).listed().rows())) == 1
 
 
 def test_an_estimate_of_a_job_that_cannot_run_says_why(run: Run, job_file: Callable[..., Path]):

@@ -47,6 +47,15 @@ def test_a_glob_takes_the_files_that_match_in_name_order(tmp_path: Path) -> None
     assert ids(opened(tmp_path, deep)) == ["in/other/c.jsonl:0"]
 
 
+@pytest.mark.parametrize("path", ["*/b.jsonl", "in/b*", "in/b.jsonl"])
+def test_a_relative_path_is_found_below_each_root(tmp_path: Path, path: str) -> None:
+    drop(tmp_path / "one" / "in" / "a.jsonl")
+    drop(tmp_path / "two" / "in" / "b.jsonl")
+    source = SOURCE.validate_python({"kind": "file", "path": path})
+    settings = Settings(source_roots=(tmp_path / "one", tmp_path / "two"))
+    assert len(ids(open_source(source, settings).listed())) == 1
+
+
 def test_a_name_that_looks_like_a_glob_is_a_name_where_it_is_there(tmp_path: Path) -> None:
     drop(tmp_path / "[a].jsonl")
     drop(tmp_path / "a.jsonl")
