@@ -8,7 +8,7 @@ import re
 import stat
 import time
 import zlib
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -41,6 +41,7 @@ MAX_LINE_BYTES = 64 * 2**20
 """A longer JSONL line is rejected; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
 
+UTF_16 = BOM_UTF16_LE, BOM_UTF16_BE
 _NO_VALUE = ValueError, OverflowError, LookupError
 """What Arrow raises for a cell that Python cannot represent."""
 
@@ -315,8 +316,11 @@ def _jsonl_rows(name: str, packed: IO[bytes], labels: Sequence[str]) -> Iterator
                 _skip_line(file)
                 detail = f"a line is longer than {MAX_LINE_BYTES} bytes"
                 yield None, RowReject(RejectReason.LINE_TOO_LONG, detail)
-            elif text := line.strip():
-                if first and text.removeprefix(BOM_UTF8).startswith(b"["):
+            elif text := (line.removeprefix(BOM_UTF8) if first else line).strip():
+                if first and text.startswith(UTF_16):
+                    detail = f"{Path(name).name!r} is UTF-16, of which a line is no text by itself"
+                    raise _refused(detail, "write it as UTF-8: `iconv -f UTF-16 -t UTF-8`")
+                if first and text.startswith(b"["):
                     detail = f"{Path(name).name!r} holds a JSON array, not one object a line"
                     raise _refused(detail, _CONVERT)
                 yield read_line(text, labels)

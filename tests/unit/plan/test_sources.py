@@ -207,6 +207,8 @@ OTHER_COLUMN = parquet_bytes({"question": ["x"], "qqqq": ["y"]})
 REFUSED = [
     ("a.json", b'\n[{"text": "x"}]', "'a.json' holds a JSON array"),
     ("bom.json", b'\xef\xbb\xbf[\n{"text": "x"},\n{"text": "y"}\n]', "'bom.json' holds a JSON array"),
+    ("spaced.json", b'\xef\xbb\xbf \n[\n{"text": "x"}\n]', "'spaced.json' holds a JSON array"),
+    ("wide.jsonl", '{"text": "x"}\r\n{"text": "y"}\r\n'.encode("utf-16"), "'wide.jsonl' is UTF-16"),
     ("a.csv", b"text\nx\n", "'a.csv' is not a"),
     ("a.parquet", OTHER_COLUMN, "'a.parquet' has none of the columns"),
     ("a.parquet", two_columns("token_ids"), "'a.parquet' has several columns 'token_ids'"),
