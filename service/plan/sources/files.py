@@ -229,7 +229,7 @@ def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder, and those below it that are not left out, each with the names of its files.
 
     Raises OSError for a folder that may not be read, and SourceRefused for a link to a folder that is not
-    read under its own name: otherwise its rows would be silently missing.
+    read under its own name: otherwise its rows would be silently missing; and for a table.
     """
 
     def refuse(error: OSError) -> NoReturn:
@@ -237,6 +237,7 @@ def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
     top = folder.resolve()
     for parent, folders, names in os.walk(folder, onerror=refuse):
+        _refuse_table(Path(parent), folders, names)
         folders[:] = [name for name in folders if not _is_left_out(name)]
         for link in (path for name in folders if (path := Path(parent, name)).is_symlink()):
             real = link.resolve()
@@ -245,6 +246,16 @@ def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
                 detail = f"{name!r} is a link to a folder, which is not followed"
                 raise _refused(detail, "remove the link, or name its folder in a source of its own, of a mix")
         yield Path(parent), [name for name in names if not _is_left_out(name)]
+
+
+def _refuse_table(folder: Path, folders: Collection[str], names: Collection[str]) -> None:
+    """Refuse a table whose log says which of its files count: rows that it no longer has would be read."""
+    kind = "Delta" if "_delta_log" in folders else "Hudi" if ".hoodie" in folders else None
+    if folder.name == "metadata" and any(name.endswith(".metadata.json") for name in names):
+        folder, kind = folder.parent, "Iceberg"
+    if kind is not None:
+        detail = f"{folder.name!r} is {kind}'s, whose files may have rows that the table no longer has"
+        raise _refused(detail, "write the rows as Parquet elsewhere, or give a glob of files, without '**'")
 
 
 def _may_be_read(path: Path) -> bool:

@@ -57,6 +57,17 @@ def test_a_link_that_leads_to_no_file_is_refused_since_its_rows_would_be_missing
     assert [row.content for row in rows_of(tmp_path, path)] == [Sample(text="x")]
 
 
+@pytest.mark.parametrize("log", ["_delta_log/0.json", ".hoodie/0.commit", "metadata/v1.metadata.json"])
+def test_a_table_whose_log_says_which_files_count_is_refused(tmp_path: Path, log: str) -> None:
+    (tmp_path / "in" / "table" / log).parent.mkdir(parents=True)
+    for name in ("in/table/old.jsonl", f"in/table/{log}"):
+        jsonl(tmp_path / name, {"text": "x"})
+    for path in ("in", "in/table", "**/*.jsonl"):
+        error = refusal(tmp_path, path)
+        assert error.detail.startswith("'table' is ") and "glob" in str(error.cure)
+    assert len(rows_of(tmp_path, "in/*/*.jsonl")) == 1
+
+
 @pytest.mark.parametrize("name", ["b.jsonl.zst", "b.json.gz", "d/b.parquet.GZ", "b.JSONL"])
 def test_a_file_in_a_folder_that_is_read_only_in_another_form_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "d").mkdir()
