@@ -6,6 +6,7 @@ are ignored, except those that say what is supervised or what was answered: such
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,10 +49,21 @@ Read = tuple[str | None, Sample | RowReject]
 def read_line(line: bytes, labels: Sequence[str] = ()) -> Read:
     """Return what `read_row` returns of a line of JSON."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_object)
+    except RejectedError as error:
+        return None, error.reject
     except (ValueError, RecursionError) as error:
         return None, RowReject(RejectReason.NOT_JSON, f"{type(error).__name__}: {error}")
     return read_row(row, labels)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises RejectedError for a key that it has twice: either may be meant."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise RejectedError(RejectReason.INVALID_SAMPLE, f"an object has several {twice!r}")
+    return value
 
 
 def read_row(row: object, labels: Sequence[str] = ()) -> Read:

@@ -86,6 +86,10 @@ LINES: dict[str, tuple[bytes, list[tuple[str, Sample | RejectReason]]]] = {
             ("a.jsonl:5", FIRST),
         ],
     ),
+    "a key comes twice": (
+        b'{"text": "y", "text": "x"}\n{"messages": [{"role": "user", "content": "x", "role": "tool"}]}\n',
+        [("a.jsonl:0", RejectReason.INVALID_SAMPLE), ("a.jsonl:1", RejectReason.INVALID_SAMPLE)],
+    ),
     "nested without end": (
         b'{"text": "x"}\n' + b"[" * 200_000,
         [("a.jsonl:0", FIRST), ("a.jsonl:1", RejectReason.NOT_JSON)],
