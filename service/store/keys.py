@@ -17,6 +17,8 @@ from service.store.tables import API_KEY, JOB
 NOTHING = Grants(scopes=(Scope.JOBS_READ,))
 """The grants of an owner whose keys are all revoked or expired: what is public."""
 
+MAKES_JOBS = frozenset({Scope.JOBS_WRITE, Scope.SCHEDULES})
+
 
 def add(tx: Transaction, key_id: str, sha256: str, new: NewKey) -> KeyView:
     """Store a key with the digest of its secret."""
@@ -86,17 +88,18 @@ def usual_priority(tx: Transaction, owner: str | None) -> int:
 def check_quota(tx: Transaction, owner: str | None) -> None:
     """Return only if an owner may have another job.
 
-    Raises QuotaExceeded, which names the tightest limit; KeyRefused if no key of the owner is valid any more,
-    which happens with schedules.
+    Raises QuotaExceeded, which names the tightest limit; KeyRefused if no valid key of the owner may make
+    jobs any more, which happens with schedules.
 
     On PostgreSQL the owner's keys stay locked, so that two submissions cannot both take the last place.
     """
     if owner is None:
         return
     all_grants = _of_owner(tx, owner, lock=True)
-    if not all_grants:
-        cure = f"make a key of the name {owner}, or delete the schedules of that owner"
-        raise KeyRefused(f"every key of {owner} is revoked or expired", field="Authorization", cure=cure)
+    if not any(grants.is_admin or MAKES_JOBS.intersection(grants.scopes) for grants in all_grants):
+        cure = f"make a key of the name {owner} that may make jobs, or delete the schedules of that owner"
+        detail = f"every key of {owner} is revoked, expired or may make no jobs"
+        raise KeyRefused(detail, field="Authorization", cure=cure)
     unended = func.count().filter(JOB.c.state.not_in(ENDED_JOB_STATES))
     num_jobs = tx.connection.scalar(select(unended).where(JOB.c.owner == owner)) or 0
     _check(owner, all_grants, "max_jobs", num_jobs, "wait until one has ended, or cancel one")
