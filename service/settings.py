@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -372,7 +373,14 @@ def _refuse_misspelt() -> None:
 
 
 def _inside(allowed: Iterable[str], roots: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the folders of `allowed` that lie inside one of `roots`, links followed."""
-    real = [root.resolve() for root in roots]
-    folders = [Path(folder).resolve() for folder in allowed]
+    """Return the folders of `allowed` that lie inside one of `roots`, links followed; a loop is none."""
+    real, folders = _resolved(roots), _resolved(map(Path, allowed))
     return tuple(folder for folder in folders if any(folder.is_relative_to(root) for root in real))
+
+
+def _resolved(folders: Iterable[Path]) -> list[Path]:
+    real: list[Path] = []
+    for folder in folders:
+        with suppress(RuntimeError):  # of a loop, before Python 3.13
+            real.append(folder.resolve())
+    return real

@@ -110,7 +110,10 @@ def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> Mo
     if revision is not None:
         detail = f"{model!r} is a folder; a folder has no revisions"
         raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
-    folder = Path(model).resolve()
+    try:
+        folder = Path(model).resolve()
+    except RuntimeError as error:  # a loop of links, before Python 3.13
+        raise _unknown(f"{model!r} cannot be found: {error}", "mend the link") from error
     if not any(folder.is_relative_to(root.resolve()) for root in roots):
         cure = "add its folder to QUARRY_MODEL_ROOTS, or give a model id of the Hub"
         raise _unknown(f"{model!r} is not inside a folder that models may be loaded from", cure)

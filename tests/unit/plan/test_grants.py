@@ -114,8 +114,11 @@ def test_a_key_never_widens_the_services_own_bounds(tmp_path: Path) -> None:
     for folder in (own / "team", elsewhere):
         folder.mkdir(parents=True)
     (own / "link").symlink_to(elsewhere)
+    (own / "loop").symlink_to(own / "loop")
     settings = Settings(source_roots=(own,), model_roots=(own,), hub_namespaces=("team",))
-    roots = tuple(str(path) for path in (own / "team", own / "link", elsewhere, own / ".." / "elsewhere"))
+    roots = tuple(
+        str(path) for path in (own / "team", own / "loop", own / "link", elsewhere, own / ".." / "elsewhere")
+    )
     grants = Grants(scopes=(Scope.JOBS_WRITE,), source_roots=roots, model_roots=roots, hub_namespaces=("*",))
     less = settings.narrowed(grants)
     assert less.source_roots == less.model_roots == (own / "team",)

@@ -236,6 +236,8 @@ def test_a_snapshot_of_the_hubs_cache_is_a_model_by_its_path(tmp_path: Path) -> 
 def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     assert "holds no config.json" in refusal(tmp_path, tmp_path / "m").detail
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "loop" in refusal(tmp_path, tmp_path / "loop").detail
     with_config(tmp_path / "m", PLAIN)
     assert refusal(tmp_path, tmp_path / "m", revision="main").field == "revision"
 
