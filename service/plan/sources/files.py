@@ -32,9 +32,8 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*JSONL_SUFFIXES, PARQUET_SUFFIX)
 
-PACKED = re.compile(
-    rf".*({'|'.join(map(re.escape, SUFFIXES))})(\.(bz2|gz|lz4|xz|zip|zstd?))?", re.DOTALL | re.IGNORECASE
-)
+_PACKERS = "7z|br|bz2|deflate|gz|lz4|lzma|snappy|sz|xz|z|zip|zstd?"
+PACKED = re.compile(rf".*({'|'.join(map(re.escape, SUFFIXES))})(\.({_PACKERS}))?", re.DOTALL | re.IGNORECASE)
 """Names of files of these forms, however they are compressed and written."""
 
 MAX_LINE_BYTES = 64 * 2**20

@@ -68,7 +68,9 @@ def test_a_table_whose_log_says_which_files_count_is_refused(tmp_path: Path, log
     assert len(rows_of(tmp_path, "in/*/*.jsonl")) == 1
 
 
-@pytest.mark.parametrize("name", ["b.jsonl.zst", "b.json.gz", "d/b.parquet.GZ", "b.JSONL"])
+@pytest.mark.parametrize(
+    "name", ["b.jsonl.zst", "b.json.gz", "b.json.snappy", "d/b.parquet.GZ", "b.jsonl.Z", "b.JSONL"]
+)
 def test_a_file_in_a_folder_that_is_read_only_in_another_form_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "d").mkdir()
     for file in ("a.jsonl", "a.jsonl.done", "a.jsonl.bak", "README.md"):
