@@ -21,7 +21,7 @@ from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
 from service.plan.sources.conversations import COLUMNS, Read, read_line, read_row
-from service.plan.sources.rows import RejectReason, SourceRow
+from service.plan.sources.rows import SourceRow
 from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
@@ -146,14 +146,21 @@ class HubRows:
             with xopen(path, "rb", download_config=access) as opened, BufferedReader(opened, 2**20) as file:
                 lines = (text for line in file if (text := line.strip()))
                 first = next(lines, b"[]")
-                kind = getattr(read_line(first)[1], "reason", None)
-                if config.field is None and kind not in (RejectReason.NOT_JSON, RejectReason.NOT_AN_OBJECT):
+                if config.field is None and _is_object(first):
                     yield from (read_line(line, self.labels) for line in chain((first,), lines))
                     continue
                 value = json.loads(b"\n".join((first, *lines)))
             value = value if config.field is None else value[config.field]
             for row in value if isinstance(value, list) else [value]:
                 yield read_row({"text": row} if isinstance(row, str) else row, self.labels)
+
+
+def _is_object(line: bytes) -> bool:
+    """Return whether a line is a whole object of JSON."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 @contextmanager

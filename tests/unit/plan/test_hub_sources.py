@@ -113,7 +113,7 @@ def test_json_is_read_as_it_is_written(hub: FakeHub, files: str) -> None:
 def test_each_json_file_has_a_form_of_its_own(hub: FakeHub) -> None:
     texts = [{"text": name} for name in "abcdefg"]
     parts = [
-        *(b"", jsonl(*texts[:2]).rstrip(), json.dumps(texts[2:4]).encode()),
+        *(b"", jsonl(*texts[:2]).rstrip(), b'[{"text": "c", "n": 1, "n": 2}, {"text": "d"}]'),
         *(b"\xef\xbb\xbf\n" + jsonl(texts[4]), json.dumps([texts[5], "g"], indent=1).encode(), b"\n"),
     ]
     read = rows(hub, {f"data/train-{place}.json": part for place, part in enumerate(parts)})
@@ -129,8 +129,8 @@ def test_json_is_read_in_the_encoding_that_the_card_says(hub: FakeHub, encoding:
 
 
 def test_a_line_that_is_no_json_is_a_reject(hub: FakeHub) -> None:
-    read = rows(hub, {"train.jsonl": jsonl(OWN) + b"{\n" + jsonl(OWN)})
-    assert [isinstance(row.content, Sample) for row in read] == [True, False, True]
+    read = rows(hub, {"train.jsonl": b'{"text": "a", "text": "b"}\n' + jsonl(OWN) + b"{\n" + jsonl(OWN)})
+    assert [isinstance(row.content, Sample) for row in read] == [False, True, False, True]
 
 
 def test_a_source_for_a_child_that_checks_holds_no_token(hub: FakeHub) -> None:
