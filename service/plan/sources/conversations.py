@@ -6,6 +6,7 @@ are ignored, except those that say what is supervised or what was answered: such
 """
 
 import json
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,6 +42,9 @@ SPEAKERS = ROLES | {
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names that servers and templates give to an answer's reasoning."""
 NAME: TypeAdapter[str | None] = TypeAdapter(Name | None)
+
+UTF_16 = BOM_UTF16_LE, BOM_UTF16_BE
+"""How a file in UTF-16 begins, of which a line is no text by itself."""
 
 Read = tuple[str | None, Sample | RowReject]
 """A row's own id, if it is usable, and its content."""

@@ -8,7 +8,7 @@ import re
 import stat
 import time
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from schemas.dataset.seal import sha256_of
 from schemas.source import WILDCARD, FileSource
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
-from service.plan.sources.conversations import COLUMNS, Read, read_line
+from service.plan.sources.conversations import COLUMNS, UTF_16, Read, read_line
 from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
@@ -40,7 +40,6 @@ MAX_LINE_BYTES = 64 * 2**20
 """A longer JSONL line is rejected; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
 
-UTF_16 = BOM_UTF16_LE, BOM_UTF16_BE
 _NO_VALUE = ValueError, OverflowError, LookupError
 """What Arrow raises for a cell that Python cannot represent."""
 

@@ -20,7 +20,7 @@ from schemas.source import HubSource
 from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
-from service.plan.sources.conversations import COLUMNS, Read, read_line, read_row
+from service.plan.sources.conversations import COLUMNS, UTF_16, Read, read_line, read_row
 from service.plan.sources.rows import SourceRow
 from service.settings import Settings
 
@@ -146,6 +146,9 @@ class HubRows:
             with xopen(path, "rb", download_config=access) as opened, BufferedReader(opened, 2**20) as file:
                 lines = (text for line in file if (text := line.strip()))
                 first = next(lines, b"[]")
+                if first.startswith(UTF_16):
+                    detail = f"{_what(self.source)} has a file in UTF-16, and its card does not say so"
+                    raise SourceRefused(detail, field=_FIELD, cure="give 'encoding: utf-16' in its card")
                 if config.field is None and _is_object(first):
                     yield from (read_line(line, self.labels) for line in chain((first,), lines))
                     continue

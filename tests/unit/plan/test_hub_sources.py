@@ -128,6 +128,13 @@ def test_json_is_read_in_the_encoding_that_the_card_says(hub: FakeHub, encoding:
     assert [row.content for row in rows(hub, files)] == [Sample(text="\u00e9")]
 
 
+def test_utf_16_that_the_card_does_not_name_is_refused(hub: FakeHub) -> None:
+    """Its first line would be a row, and the others rejects."""
+    lines = '{"text": "a"}\n{"text": "b"}\n'
+    with pytest.raises(SourceRefused, match="in UTF-16"):
+        rows(hub, {"train.jsonl": lines.encode("utf-16")})
+
+
 def test_a_line_that_is_no_json_is_a_reject(hub: FakeHub) -> None:
     read = rows(hub, {"train.jsonl": b'{"text": "a", "text": "b"}\n' + jsonl(OWN) + b"{\n" + jsonl(OWN)})
     assert [isinstance(row.content, Sample) for row in read] == [False, True, False, True]
