@@ -304,14 +304,15 @@ def _one(tx: Transaction, query: Select[Any], job_id: str) -> RowMapping:
 def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
     names = [name for name in JobRow.__slots__ if name not in MADE]
     capturing = [row for row in rows if row["state"] in TO_CAPTURE]
-    waits = workers.waits(tx) if capturing else {}
+    resting = workers.sick(tx, resting=True) if capturing else []
     places = workers.places(tx) if capturing else None
 
     def cause(row: RowMapping) -> str | None:
         if places is None or row["state"] not in TO_CAPTURE:
             return None
         starts = STARTS if row["id"] in places.starting else None
-        rests = waits.get(row["model_sha256"]) or waits.get(row["id"])
+        of_job = (workers.waits(resting, row[name], row["owner"]) for name in ("model_sha256", "id"))
+        rests = next(filter(None, of_job), None)
         if row["publish_subject"] == row["id"]:
             consumed = None if row["keeps_local"] else consumers.waits(tx, row["id"], places.disk)
             return rests or places.away or consumed or starts

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import NamedTuple
@@ -53,6 +53,7 @@ class Sickness(NamedTuple):
     """A model on which a worker's engine died `deaths` times in a row, the last time with `problem`.
 
     The worker takes no unit of it before `until`. Of a job that its engine refuses, the model is the job.
+    `asked_by` is the owner of the job, None also if that is deleted.
     """
 
     owner: str
@@ -64,6 +65,7 @@ class Sickness(NamedTuple):
     deaths: int
     problem: Problem
     until: datetime
+    asked_by: str | None
 
 
 def beat(
@@ -136,7 +138,8 @@ def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
     A model of which no job is left to capture counts only while a worker rests from it.
     """
     host = func.coalesce(HOST.c.name, ""), func.coalesce(HOST.c.id, "")
-    columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:])]
+    asked_by = select(JOB.c.owner).where(JOB.c.id == SICKNESS.c.job_id).scalar_subquery()
+    columns = [WORKER.c.owner, *host, *(SICKNESS.c[name] for name in Sickness._fields[3:-1]), asked_by]
     is_wanted = exists().where(OF_JOB, JOB.c.state.not_in(ENDED_JOB_STATES))
     which = _rests(tx) if resting else or_(and_(DIED, is_wanted), _rests(tx))
     there = SICKNESS.join(WORKER).outerjoin(HOST, HOST.c.number == WORKER.c.host)
@@ -161,13 +164,17 @@ def left_by(tx: Transaction, owner: str) -> ColumnElement[bool]:
     return or_(rests, and_(JOB.c.publish_subject == JOB.c.id, away))
 
 
-def waits(tx: Transaction) -> dict[str, str]:
-    """Return why workers rest from a model or a job, by the model's digest or the job's id."""
-    said: dict[str, dict[str, None]] = {}
-    for one in sick(tx, resting=True):
-        of_model = said.setdefault(one.model_sha256, {})
-        of_model[f"worker {one.host}{fails(one.problem)}: {one.problem.detail}"] = None
-    return {model_sha256: "; ".join(causes) for model_sha256, causes in said.items()}
+def waits(resting: Iterable[Sickness], of_what: str | None, owner: str | None) -> str | None:
+    """Return why workers rest from a model, by its digest, or from a job, by its id.
+
+    An error's detail may quote the job that met it, so an owner sees it of their own jobs only.
+    """
+    said: dict[str, None] = {}
+    for one in resting:
+        if one.model_sha256 == of_what:
+            detail = f": {one.problem.detail}" if owner in (None, one.asked_by) else ""
+            said[f"worker {one.host}{fails(one.problem)}{detail}"] = None
+    return "; ".join(said) or None
 
 
 def fails(problem: Problem) -> str:

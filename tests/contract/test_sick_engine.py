@@ -68,7 +68,7 @@ def test_a_sick_worker_rests_and_the_healthy_one_finishes_the_job(
         running = [asyncio.create_task(loops[0].run())]
         await until(lambda: len(sick.store.read(workers.present)) == 1)
         running.append(asyncio.create_task(loops[1].run()))
-        await until(lambda: bool(sick.store.read(workers.waits)))
+        await until(lambda: bool(sick.store.read(workers.sick, resting=True)))
         waits = sick.store.read(jobs.job, job_id).waits
         rested.set()
         await until(lambda: sick.store.read(jobs.job, job_id).progress.is_captured)

@@ -6,9 +6,10 @@ import pytest
 from sqlalchemy import update
 
 from schemas.worker import WorkerStatus
-from service.errors import NotFound, Outcome
+from service.errors import EngineDied, NotFound, Outcome
 from service.store import HOME, NewJob, Store, TaskState, commits, hosts, jobs, storing, tasks, units, workers
 from service.store.tables import JOB
+from service.store.workers import PAUSES
 from tests.support.store_cases import (
     CHECKS,
     OWNER,
@@ -146,6 +147,22 @@ def test_a_job_waits_for_an_engine_while_those_that_hold_its_units_have_none(sto
         waits.append(store.read(jobs.job, job_id(1)).waits)
     starts = "an engine that starts and loads the model"
     assert waits == [None, starts, starts, None]
+
+
+def test_why_a_worker_rests_from_a_model_quotes_no_other_owners_job(store: Store, clock: Clock) -> None:
+    owners = {1: "ada", 2: "ada", 3: "bob", 4: None}
+    for number, owner in owners.items():
+        start_units(store, number=number)
+        with store.writing() as tx:
+            tx.connection.execute(update(JOB).where(JOB.c.id == job_id(number)).values(owner=owner))
+    for _ in PAUSES:
+        clock.advance(10)
+        died = EngineDied("of a template of ada's")
+        lease = lease_unit(store, job=job_id(1))
+        store.write(workers.engine_died, lease, died, 3600.0, alone=False, sound=False)
+    waits = [str(store.read(jobs.job, job_id(number)).waits) for number in owners]
+    assert all("'s engine dies" in said for said in waits)
+    assert [said.endswith(died.detail) for said in waits] == [True, True, False, True]
 
 
 def test_what_waits_to_leave_the_data_folder_is_of_jobs_whose_shards_go(store: Store) -> None:
