@@ -241,8 +241,9 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
     folder = Path(where)
     if revision is not None:
         raise DatasetError(f"revision {revision!r} is of a repository, and {where} is none: leave it out")
-    if not folder.is_dir():
-        raise DatasetError(f"{where} is no folder; a repository is named {HUB_PREFIX}NAMESPACE/NAME")
+    if where == "" or not folder.is_dir():  # an empty name would be the current folder
+        cure = f"a repository is named {HUB_PREFIX}NAMESPACE/NAME"
+        raise DatasetError(f"{where or repr(where)} is no folder; {cure}")
     return LocalFiles(folder)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -124,13 +125,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _check_text(given: Sequence[str]) -> None:
-    """Refuse arguments that are not UTF-8: they go into JSON, and to libraries that take no other names."""
-    for argument in given:
+    """Refuse arguments that are not UTF-8: they go into JSON, and to libraries that take no other names.
+
+    Refuse empty ones, too, such as of a variable that is unset: as a folder, one is the current folder.
+    """
+    for before, argument in pairwise(["quarry", *given]):
         try:
             argument.encode()
         except UnicodeEncodeError as error:
             cure = "rename it, or choose a locale of UTF-8, such as LC_ALL=C.UTF-8"
             raise OptionRefused(f"{argument!r} is not UTF-8", cure=cure) from error
+        is_empty = not argument or (argument.startswith("--") and argument.endswith("="))
+        if is_empty and given[0] != "train":  # most of its arguments are the trainer's
+            which = f"{argument!r} has no value" if argument else f"the argument after {before!r} is empty"
+            cure = "give a value, or leave it out; is a variable of the shell unset?"
+            raise OptionRefused(which, cure=cure)
 
 
 _NO_RIGHTS = "let this user read and write there, or name another place"

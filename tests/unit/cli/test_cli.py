@@ -126,6 +126,24 @@ def test_a_name_that_is_not_utf_8_is_refused_by_every_command(run: Run, dataset:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", ""],
+        ["publish", "", "a/b"],
+        ["extract", "job.json", "--out="],
+        ["estimate", "job.json", "--part", ""],
+    ],
+)
+def test_an_empty_argument_is_not_taken_for_the_current_folder(
+    run: Run, dataset: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+):
+    monkeypatch.chdir(dataset)
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert "is a variable of the shell unset?" in ran.err
+
+
+@pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
         ("QUARRY_PORT", "99999", ["field: port", "QUARRY_PORT"]),
