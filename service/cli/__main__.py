@@ -1,6 +1,6 @@
 """`python -m service.cli`: how a parent process starts a worker with its own interpreter."""
 
-from service.cli.entry import main
+from service.cli import main
 
 if __name__ == "__main__":
     main()

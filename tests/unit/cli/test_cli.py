@@ -108,6 +108,20 @@ def test_help_names_every_verb_and_needs_no_engine():
     assert imported.isdisjoint({"torch", "vllm", "transformers", "datasets", "pyarrow", "sqlalchemy"})
 
 
+def test_ctrl_c_during_the_imports_prints_no_traceback():
+    interrupted = (
+        "import signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'service.cli.entry': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from service.cli import main\n"
+        "main(['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", interrupted], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["extract"], ["serve", "--port", "x"], ["jobs", "show", "x"]]
 )
