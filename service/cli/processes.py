@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -125,7 +126,16 @@ def _supervise(settings: Settings, placed: list[Placement], only_job: str | None
         signal.signal(number, end)
     node.start()
     node.join()
-    # What one could not do, another may have done. A signal ends those that still start: they had nothing.
     cut_short = 128 + told[0] if told and until_idle else 0
-    codes = (code for code in node.codes if code >= 0)
-    return EXIT_WORKER_LOST if node.gave_up else min(codes, default=cut_short)
+    return EXIT_WORKER_LOST if node.gave_up else node_code(node.codes, cut_short)
+
+
+def node_code(codes: Sequence[int], cut_short: int) -> int:
+    """Return the exit code of a node from those of its workers; a negative one names a signal.
+
+    What one could not do, another may have done. `cut_short` is the code of a worker that a signal stopped
+    before all was done; a signal ends those that still start, which had nothing.
+    """
+    if cut_short in codes:
+        return cut_short
+    return min((code for code in codes if code >= 0), default=cut_short)

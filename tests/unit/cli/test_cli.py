@@ -15,6 +15,7 @@ from schemas.request import ExtractRequest
 from service.cli.console import exit_code
 from service.cli.files import unfinished_code
 from service.cli.job_file import own_roots, read_job_file
+from service.cli.processes import node_code
 from service.control.submit import check
 from service.errors import (
     DatasetBroken,
@@ -106,6 +107,25 @@ def test_help_names_every_verb_and_needs_no_engine():
         assert f"\n  {verb} " in done.stdout
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert imported.isdisjoint({"torch", "vllm", "transformers", "datasets", "pyarrow", "sqlalchemy"})
+
+
+@pytest.mark.parametrize(
+    ("codes", "cut_short", "code"),
+    [
+        ([0, 6], 0, 0),
+        ([1, 0], 0, 0),
+        ([-9, 6], 0, 6),
+        ([-15, -15], 143, 143),
+        ([-15, 0], 143, 0),
+        ([0, 143], 143, 143),
+        ([1, 143], 143, 143),
+        ([6, 143], 143, 143),
+    ],
+)
+def test_a_node_has_done_all_if_one_worker_has_and_none_was_cut_short(
+    codes: list[int], cut_short: int, code: int
+):
+    assert node_code(codes, cut_short) == code
 
 
 def test_ctrl_c_during_the_imports_prints_no_traceback():
