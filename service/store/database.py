@@ -8,17 +8,18 @@ last, so that transactions cannot deadlock.
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psycopg
 from sqlalchemy import (
     URL,
     ColumnElement,
     Connection,
+    Dialect,
     Engine,
     Table,
     create_engine,
@@ -207,13 +208,14 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
     the database's lock anyway, and readers need not wait.
     """
     if url.get_backend_name() == "postgresql":
-        told = SILENCE if read_only else SILENCE | WRITABLE
         engine = create_engine(
-            url.set(drivername="postgresql+psycopg", query=told | url.query),
+            url.set(drivername="postgresql+psycopg", query=SILENCE | WRITABLE | url.query),
             pool_pre_ping=True,
             hide_parameters=True,
         )
         event.listen(engine, "connect", _prepare_postgresql)
+        if read_only:
+            event.listen(engine, "do_connect", _connect_to_look)
         return engine.execution_options(postgresql_readonly=read_only)
     if read_only:
         file = Path(str(url.database)).absolute()
@@ -227,6 +229,18 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _connect_to_look(
+    dialect: Dialect, entry: ConnectionPoolEntry, given: Sequence[Any], named: Mapping[str, Any]
+) -> DBAPIConnection:
+    """Connect to the server that a service would; if none takes writes, to one that can be asked why."""
+    try:
+        return dialect.connect(*given, **named)
+    except psycopg.errors.ConnectionTimeout:
+        raise
+    except psycopg.OperationalError:
+        return dialect.connect(*given, **dict(named) | {"target_session_attrs": "any"})
 
 
 def _prepare_postgresql(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
