@@ -6,7 +6,7 @@ from dataclasses import replace
 from schemas.dataset.errors import NO_SPACE
 from schemas.request import HubTarget
 from service import apart
-from service.doctor import engine, hub, machine, store
+from service.doctor import engine, hub, machine, secret_files, store
 from service.doctor.check_result import CheckResult, Verdict
 from service.errors import QuarryError
 from service.installed import engine_versions, extra_of
@@ -44,6 +44,10 @@ def examine(settings: Settings, model: str | None, target: HubTarget | None) -> 
     yield from judged("shared memory", lambda: machine.shared_memory(settings))
     yield from judged_apart("disk", machine.disk, settings, num_gpus)
     yield from judged_apart("database", store.database, settings)
+    if settings.admin_key_file is not None:
+        yield from judged_apart("admin key", secret_files.admin_key, settings)
+    if settings.webhook_secret_file is not None:
+        yield from judged_apart("webhook secret", secret_files.webhook_secret, settings)
     yield from judged_apart("hub", hub.token, settings, target)
 
 

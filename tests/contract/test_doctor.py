@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from schemas.request import HubTarget
 from schemas.worker import WorkerStatus
-from service.doctor import engine, examination, hub, store
+from service.doctor import engine, examination, hub, secret_files, store
 from service.doctor.check_result import CheckResult, Verdict
 from service.doctor.examination import judged, judged_apart
 from service.errors import StoreUnavailable
@@ -175,6 +175,19 @@ def test_an_sqlite_file_that_this_user_cannot_write_is_bad(
     assert (one.verdict, one.detail) == (BAD, f"{tmp_path / name} cannot be written")
 
 
+@pytest.mark.parametrize("check", [secret_files.admin_key, secret_files.webhook_secret])
+@pytest.mark.parametrize(("secret", "verdict"), [("x" * 32, GOOD), ("x" * 31, BAD), ("", BAD), (None, BAD)])
+def test_a_file_of_a_secret_is_bad_if_a_service_could_not_use_it(
+    tmp_path: Path, check: Callable[[Settings], Iterator[CheckResult]], secret: str | None, verdict: Verdict
+) -> None:
+    file = tmp_path / "secret"
+    if secret is not None:
+        file.write_text(secret)
+    settings = Settings(admin_key_file=file, webhook_secret_file=file)
+    (one,) = judged("secret", lambda: check(settings))
+    assert (one.verdict, "xxx" in f"{one.detail} {one.cure}") == (verdict, False)
+
+
 REPO = HubTarget(repo_id="org/states", private=False)
 
 
@@ -290,7 +303,7 @@ def test_the_command_says_all_of_this_machine_and_its_code_is_that_of_the_worst(
 
 @pytest.mark.slow
 def test_what_is_bad_ends_it_with_1_and_no_secret_is_printed(tmp_path: Path) -> None:
-    """1. No database answers. 2. No Hub does."""
+    """1. No database answers. 2. No Hub does. 3. The files of secrets are missing."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -298,12 +311,15 @@ def test_what_is_bad_ends_it_with_1_and_no_secret_is_printed(tmp_path: Path) -> 
             "QUARRY_DATABASE_URL": f"postgresql+psycopg://quarry:pass-word@{place}/quarry",
             "QUARRY_HUB_TOKEN": "hf_secret_word",
             "QUARRY_HUB_ENDPOINT": f"http://{place}",
+            "QUARRY_ADMIN_KEY_FILE": str(tmp_path / "none"),
+            "QUARRY_WEBHOOK_SECRET_FILE": str(tmp_path / "none"),
         }
         done = doctor("--json", "--repo", "org/states", "--data-dir", str(tmp_path), **secrets)
     assert done.returncode == 1, done.stderr
     by_what = {one["what"]: one for one in map(json.loads, done.stdout.splitlines())}
-    assert {what for what, one in by_what.items() if one["verdict"] == "bad"} >= {"database", "hub"}
-    assert all(by_what[what]["cure"] for what in ("database", "hub"))
+    bad = {"database", "hub", "admin key", "webhook secret"}
+    assert {what for what, one in by_what.items() if one["verdict"] == "bad"} >= bad
+    assert all(by_what[what]["cure"] for what in bad)
     assert "pass-word" not in done.stdout + done.stderr
     assert "hf_secret_word" not in done.stdout + done.stderr
 
