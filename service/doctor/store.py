@@ -17,10 +17,11 @@ MAX_SKEW = timedelta(seconds=1)
 def database(settings: Settings) -> Iterator[CheckResult]:
     """Check the database without leaving a trace in it. Raises StoreUnavailable, OptionRefused."""
     from service.store import Store, hosts, migration
-    from service.store.database import check_writable, missing_file
+    from service.store.database import check_places, check_writable, missing_file
 
     url = settings.database()
     if (missing := missing_file(url)) is not None:
+        check_places(next(folder for folder in missing.parents if folder.exists()))
         yield CheckResult("database", Verdict.GOOD, f"{missing} is not there: 'quarry serve' will make it")
         return
     with closing(Store(url, read_only=True)) as store:

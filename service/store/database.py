@@ -194,8 +194,12 @@ def check_writable(tx: Transaction) -> None:
             raise StoreUnavailable("the database's role has no right to write", cure=cure)
         return
     file = Path(str(connection.exec_driver_sql("PRAGMA database_list").one().file))
-    wal = file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")
-    for place in (file.parent, file, *wal):
+    check_places(file.parent, file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm"))
+
+
+def check_places(*places: Path) -> None:
+    """Refuse files or folders that are there and cannot be written. Raises StoreUnavailable."""
+    for place in places:
         if place.exists() and not os.access(place, os.W_OK):
             raise StoreUnavailable(f"{place} cannot be written", cure="give it to the user of the service")
 
