@@ -6,7 +6,7 @@ from contextlib import suppress
 from fastapi import Request, Response
 
 from schemas.keys import Scope
-from service.api.routes.resources import SettingsOf, StoreOf
+from service.api.routes.resources import CallerOf, SettingsOf, StoreOf
 from service.page.answers import page
 from service.page.session import pages
 from service.store import HOME, hosts, storing, workers
@@ -15,8 +15,8 @@ router = pages(Scope.METRICS)
 
 
 @router.get("/ui/workers")
-def workers_page(request: Request, store: StoreOf, settings: SettingsOf) -> Response:
-    """Show the workers by host."""
+def workers_page(request: Request, store: StoreOf, settings: SettingsOf, asks: CallerOf) -> Response:
+    """Show the workers by host; an error, which may quote the job that met it, only to who may see that."""
     disk = None
     with suppress(OSError):
         disk = shutil.disk_usage(settings.data_dir)
@@ -26,6 +26,7 @@ def workers_page(request: Request, store: StoreOf, settings: SettingsOf) -> Resp
         "workers.html",
         hosts=store.read(hosts.views),
         sick=store.read(workers.sick),
+        sees=asks.sees,
         disk=disk,
         reserve=settings.min_free_bytes,
         scratch=settings.scratch_bytes,
