@@ -41,7 +41,7 @@ def note(tx: Transaction, job_id: str, detail: str, outcome: RunOutcome | None =
 
 
 def is_failing(tx: Transaction, row: RowMapping) -> bool:
-    """Say whether a schedule's last slot ended badly; of slots that were skipped, the job that goes on.
+    """Say whether a schedule's last slot ended badly; if it was skipped, the job that was going on.
 
     A slot that nobody decided until the next one came is missed, also before a worker records it.
     """
@@ -53,7 +53,9 @@ def is_failing(tx: Transaction, row: RowMapping) -> bool:
         if (following := rules.first_after(slot)) is not None and following <= tx.now:
             return True
     bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
-    last = page(tx, row["number"], limit=1, with_skipped=False)
+    last = page(tx, row["number"], limit=1)
+    if any(run.outcome is RunOutcome.SKIPPED for run in last):
+        last = page(tx, row["number"], limit=1, with_job=True)
     return any(run.job_id is None or run.job_state in bad for run in last)
 
 
@@ -63,9 +65,9 @@ def page(
     *,
     before: datetime | None = None,
     limit: int,
-    with_skipped: bool = True,
+    with_job: bool = False,
 ) -> list[RunView]:
-    """Return a schedule's slots before `before`, newest first."""
+    """Return a schedule's slots before `before`, newest first; `with_job`, those that became a job."""
     job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("job_state")
     of_run = RUN.c.slot, RUN.c.outcome, RUN.c.at, RUN.c.detail, RUN.c.job_id, job_state
     query = select(*of_run, JOB.c.samples_written, JOB.c.samples_rejected, JOB.c.problem).outerjoin(
@@ -74,8 +76,8 @@ def page(
     query = query.where(RUN.c.schedule == schedule).order_by(RUN.c.slot.desc()).limit(limit)
     if before is not None:
         query = query.where(RUN.c.slot < before)
-    if not with_skipped:
-        query = query.where(RUN.c.outcome != RunOutcome.SKIPPED)
+    if with_job:
+        query = query.where(RUN.c.job_id.is_not(None))
     return [_view(dict(row)) for row in tx.connection.execute(query).mappings()]
 
 

@@ -312,6 +312,20 @@ def test_a_schedule_whose_job_is_blocked_keeps_failing_while_later_slots_are_ski
     assert [is_failing for _, _, is_failing in store.read(schedules.health)] == [failing]
 
 
+@pytest.mark.parametrize(("state", "failing"), [(JobState.FAILED, True), (JobState.RUNNING, False)])
+def test_a_job_that_went_on_while_slots_were_missed_says_whether_its_schedule_fails(
+    store: Store, clock: Clock, state: JobState, failing: bool
+) -> None:
+    """1. A job begins. 2. No worker looks for three slots: the last one is skipped, the others missed."""
+    store.write(schedules.add, schedule(overlap="skip"))
+    for num_slots in (1, 3):
+        clock.advance(num_slots * HOUR_S)
+        look(store)
+    assert [outcome for _, outcome in outcomes(store)][1:] == [RunOutcome.MISSED, RunOutcome.SKIPPED]
+    end_jobs(store, state)
+    assert store.read(schedules.schedule_view, "hourly").failing is failing
+
+
 def test_a_schedule_whose_slots_pass_without_a_worker_is_failing_until_one_looks(
     store: Store, clock: Clock
 ) -> None:
