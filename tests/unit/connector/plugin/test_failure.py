@@ -18,11 +18,11 @@ def kept(tmp_path: Path) -> Iterator[Path]:
         logger.handlers = [one for one in logger.handlers if not isinstance(one, FailureHandler)]
 
 
-def dies(logger: str, error: Exception) -> None:
+def dies(logger: str, error: Exception, stacklevel: int = 1) -> None:
     try:
         raise error
     except type(error):
-        logging.getLogger(logger).exception("it died")
+        logging.getLogger(logger).exception("it died", stacklevel=stacklevel)
 
 
 def test_the_first_error_is_kept_and_not_the_news_of_it(kept: Path):
@@ -31,6 +31,17 @@ def test_the_first_error_is_kept_and_not_the_news_of_it(kept: Path):
     assert not kept.exists()
     dies(workers, MemoryError("no room for 2.00 GiB"))
     dies(core, RuntimeError("Worker failed with error, see the stack trace above for the root cause"))
+    assert kept.read_text() == "MemoryError: no room for 2.00 GiB"
+
+
+def test_an_error_that_the_engine_survived_is_not_that_of_its_death(kept: Path):
+    core, _ = LOGGERS
+
+    def _handle_request_preproc_error() -> None:
+        dies(core, ValueError("a request that cannot be"), stacklevel=2)
+
+    _handle_request_preproc_error()
+    dies(core, MemoryError("no room for 2.00 GiB"))
     assert kept.read_text() == "MemoryError: no room for 2.00 GiB"
 
 
