@@ -10,6 +10,7 @@ from pydantic import (
     AwareDatetime,
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     ValidationInfo,
     model_validator,
@@ -19,6 +20,8 @@ from pydantic_core import CoreSchema, ValidationError, core_schema
 MAX_FIELDS = 128
 """Most fields of an object, or of a mapping directly in it; no class here has nearly as many."""
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number of things, or one of them: a float can hold it, and so can other languages' integers."""
 
 _OF_ANOTHER_VERSION = object()
 """The context in which `Wire.answered` validates."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from schemas.base import Wire
+from schemas.base import Count, Wire
 from schemas.digest import canonical_json, canonical_sha256
 from schemas.generate import CapturePasses, Generate
 from schemas.names import JobId
@@ -82,9 +82,9 @@ class Identity(Versioned):
     revision: str
     """Commit of the model repository, or the sha256 of a local model's config and weight index."""
     dtype: Dtype
-    hidden_size: int
-    num_layers: int
-    layer_ids: tuple[int, ...]
+    hidden_size: Count
+    num_layers: Count
+    layer_ids: tuple[Count, ...]
     tokenizer_sha256: str
     template_sha256: str | None
     source_fingerprint: str

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import OpenEnum, Wire
+from schemas.base import Count, OpenEnum, Wire
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.names import JobId
 from schemas.source import SourceKind
@@ -179,12 +179,12 @@ class RejectView(Wire):
     `turn`, counted from 1, is given for a conversation whose turns are separate rows.
     """
 
-    position: int
+    position: Count
     source_id: str | None
     sample_id: str | None
     reason: str
     detail: str
-    turn: int = Field(default=0, exclude_if=lambda turn: not turn)
+    turn: Count = Field(default=0, exclude_if=lambda turn: not turn)
 
 
 class RejectPage(Wire):

@@ -2,7 +2,10 @@
 
 import hashlib
 
-from schemas.base import Wire
+from pydantic import Field
+
+from schemas.base import Count, Wire
+from schemas.names import MAX_UNITS
 
 
 class FileEntry(Wire):
@@ -10,7 +13,7 @@ class FileEntry(Wire):
 
     path: str
     sha256: str
-    bytes: int
+    bytes: Count
 
 
 def entry_of(path: str, content: bytes) -> FileEntry:
@@ -24,17 +27,17 @@ class LayerStats(Wire):
     The largest magnitude, and the mean over sampled tokens of the root mean square over H.
     """
 
-    layer_id: int
-    mean_rms: float
-    max_abs: float
+    layer_id: Count
+    mean_rms: float = Field(ge=0)
+    max_abs: float = Field(ge=0)
 
 
 class ShardEntry(FileEntry):
     """A committed shard. Its hashes cover the bytes that its rows were proven on; `xxh3` is xxh3_128."""
 
-    xxh3: str
-    rows: int
-    tokens: int
-    unit: int
-    epoch: int
+    xxh3: str = Field(pattern=r"^[0-9a-f]{32}$")
+    rows: Count
+    tokens: Count
+    unit: int = Field(ge=0, lt=MAX_UNITS)
+    epoch: Count
     layers: tuple[LayerStats, ...]

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
 
-from schemas.base import Wire, first_fault
+from schemas.base import Count, Wire, first_fault
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.digest import canonical_sha256
@@ -20,40 +20,55 @@ from schemas.request import PublishedRequest
 class UnitChecks(Wire):
     """What was proven of one unit; `CheckReport` sums these over the job."""
 
-    rows_checked: int = Field(description="rows covered by the always-on checks: all of them")
-    logit_rows: int = Field(description="rows whose last logits were recomputed from the sealed bytes")
-    logit_argmax_agree: int
-    logit_max_error: float = Field(description="largest |log-probability difference| over the logit rows")
-    answers: dict[str, int] = Field(
+    rows_checked: Count = Field(description="rows covered by the always-on checks: all of them")
+    logit_rows: Count = Field(description="rows whose last logits were recomputed from the sealed bytes")
+    logit_argmax_agree: Count
+    logit_max_error: float = Field(
+        ge=0, description="largest |log-probability difference| over the logit rows"
+    )
+    answers: dict[str, Count] = Field(
         default={},
         exclude_if=lambda counts: not counts,
         description="counts of conversations and of how answers ended",
     )
 
+    @model_validator(mode="after")
+    def _parts_of_the_whole(self) -> Self:
+        if not self.logit_argmax_agree <= self.logit_rows <= self.rows_checked:
+            agree, checked = self.logit_argmax_agree, self.rows_checked
+            raise ValueError(f"{agree} of {self.logit_rows} logit rows agree, of {checked} rows checked")
+        return self
+
 
 class LayerAgreement(Wire):
     """One captured layer against the reference: cosine and relative distance of a token's state."""
 
-    layer_id: int
-    cosine: float = Field(description="median over the tokens of the worst prompt")
-    max_rel_error: float = Field(description="of the worst token; a flipped router choice shows here")
-    best_match_layer: int = Field(description="the nearest layer of the reference, which is its own")
+    layer_id: Count
+    cosine: float = Field(ge=-1.001, le=1.001, description="median over the tokens of the worst prompt")
+    max_rel_error: float = Field(ge=0, description="of the worst token; a flipped router choice shows here")
+    best_match_layer: Count = Field(description="the nearest layer of the reference, which is its own")
     median_rel_error: float | None = Field(
-        default=None, description="against float32, if rounding errors are large"
+        default=None, ge=0, description="against float32, if rounding errors are large"
     )
-    own_median_rel_error: float | None = Field(default=None, description="of the reference itself")
+    own_median_rel_error: float | None = Field(default=None, ge=0, description="of the reference itself")
+
+    @model_validator(mode="after")
+    def _nearest_to_its_own(self) -> Self:
+        if self.best_match_layer != self.layer_id:
+            raise ValueError(f"layer {self.layer_id} is nearest to layer {self.best_match_layer}")
+        return self
 
 
 class CanaryReport(Wire):
     """A passed canary: how close the engine's states are to a forward pass by another library."""
 
     job_id: JobId = Field(description="the job that it ran for; others may rely on it")
-    prompts: int
-    tokens: int
+    prompts: Count
+    tokens: Count
     layers: tuple[LayerAgreement, ...] = Field(min_length=1)
     reference: str = Field(description="the library of the reference, with its version")
-    seconds: float = Field(description="run time of the reference")
-    peak_bytes: int = Field(description="peak memory of the reference's process")
+    seconds: float = Field(ge=0, description="run time of the reference")
+    peak_bytes: Count = Field(description="peak memory of the reference's process")
 
     @property
     def min_cosine(self) -> float:
@@ -74,39 +89,48 @@ class CanaryReport(Wire):
         )
 
 
+CanaryState = Literal["passed", "cached", "skipped by request"]
+
+
 class CheckReport(UnitChecks):
     """What was proven, in numbers."""
 
-    canary: str = Field(description="'passed', 'cached' or 'skipped by request'")
+    canary: CanaryState
     canary_report: CanaryReport | None = Field(default=None, description="null if it was skipped")
+
+    @model_validator(mode="after")
+    def _reported_unless_skipped(self) -> Self:
+        if (self.canary_report is None) != (self.canary == "skipped by request"):
+            raise ValueError(f"the canary is {self.canary!r}, and its report is {self.canary_report!r}")
+        return self
 
 
 class Totals(Wire):
     """Sums over the job."""
 
-    samples_planned: int
-    samples_written: int
-    samples_rejected: int
-    samples_known: int = 0
+    samples_planned: Count
+    samples_written: Count
+    samples_rejected: Count
+    samples_known: Count = 0
     """Of a schedule's job: rows of its source that an earlier run has written."""
-    samples_given_up: int = 0
+    samples_given_up: Count = 0
     """Of a schedule's job that did not end by itself: left to the next run."""
-    tokens: int
-    supervised_tokens: int
-    bytes: int
+    tokens: Count
+    supervised_tokens: Count
+    bytes: Count
 
 
 class Coverage(Wire):
     """How many of the supervised tokens are among the `draft_vocab` most frequent ones."""
 
-    draft_vocab: int
-    tokens: int
+    draft_vocab: Count
+    tokens: Count
 
 
 class VocabularyStats(Wire):
     """How the supervised tokens spread over the vocabulary. The count of each is in `token_freq/`."""
 
-    token_ids: int = Field(description="distinct token ids that are supervised at least once")
+    token_ids: Count = Field(description="distinct token ids that are supervised at least once")
     coverage: tuple[Coverage, ...] = Field(description="for common draft vocabulary sizes below that")
 
 

@@ -38,15 +38,20 @@ def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
     job_id = job.provenance.job_id
     units = {entry.unit for entry in job.shards}
     rows = sum(entry.rows for entry in job.shards)
+    report, layer_ids = job.checks.canary_report, list(identity.layer_ids)
     pairs = {
         "file name": (path, manifest_path(job_id)),
         "identity_sha256": (job.identity_sha256, identity.sha256()),
-        "layers": ([layer.vllm_id for layer in job.provenance.layers], list(identity.layer_ids)),
+        "layers": ([layer.vllm_id for layer in job.provenance.layers], layer_ids),
         "totals.samples_written": (totals.samples_written, rows),
         "totals.samples_rejected": (totals.samples_rejected, len(job.rejects)),
         "totals.samples_planned": (totals.samples_planned, rows + len(job.rejects)),
         "totals.tokens": (totals.tokens, sum(entry.tokens for entry in job.shards)),
         "totals.bytes": (totals.bytes, sum(entry.bytes for entry in job.shards)),
+        "checks.canary_report.layers": (
+            layer_ids if report is None else [layer.layer_id for layer in report.layers],
+            layer_ids,
+        ),
         "checks.rows_checked": (job.checks.rows_checked, rows),
         "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
         "extras": (sorted(e.path for e in job.extras), [FINAL_NORM_PATH, token_freq_path(job_id)]),
@@ -54,6 +59,9 @@ def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
     for name, (stated, expected) in pairs.items():
         if stated != expected:
             yield f"{name} is {stated!r}, expected {expected!r}"
+    for shard in job.shards:
+        if (measured := [layer.layer_id for layer in shard.layers]) != layer_ids:
+            yield f"the layers of {shard.path} are {measured!r}, expected {layer_ids!r}"
     for entry, count in Counter(entry.path for entry in entries_of(job)).items():
         if count > 1:
             yield f"names {entry} {count} times"

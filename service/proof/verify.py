@@ -36,6 +36,7 @@ from schemas.names import (
 )
 from service.artifacts.dataset_files import Files, LocalFiles
 from service.errors import EngineRefused, NotFound
+from service.plan.sources.rows import RejectReason
 from service.proof.head import Head
 from service.proof.manifests import entries_of, read_manifests
 from service.proof.strays import strays
@@ -263,6 +264,10 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
         for name, count in counts.items():
             if count > 1:
                 tally.fault(manifest, f"{what.format(name)} {count} times")
+    for reject in job.rejects:
+        # A duplicate has the id of the sample that came before it.
+        if reject.sample_id in tally.sample_ids and reject.reason != RejectReason.DUPLICATE:
+            tally.fault(manifest, f"sample {reject.sample_id} is written and rejected: {reject.reason}")
     # There are as many as rows, and a report over many jobs keeps every tally.
     tally.sample_ids.clear()
     extras = [path for path in rest if is_inside(path)]

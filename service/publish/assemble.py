@@ -13,7 +13,7 @@ from pathlib import Path
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import JobEntry, table_of
-from schemas.dataset.manifest import CanaryReport, CheckReport, Manifest, Totals, read_manifest
+from schemas.dataset.manifest import CanaryReport, CanaryState, CheckReport, Manifest, Totals, read_manifest
 from schemas.dataset.seal import seal_bytes
 from schemas.dataset.token_counts import read_counts, vocabulary_stats
 from schemas.identity import Provenance
@@ -91,7 +91,7 @@ def assemble(
     dataset: Path,
     account: Account,
     final_norm: bytes,
-    canary: str,
+    canary: CanaryState,
     report: CanaryReport | None,
 ) -> Manifest:
     """Write the extras, manifest and card of `account` into `dataset`, where its files have landed.
@@ -238,7 +238,7 @@ def _totals(account: Account) -> Totals:
     )
 
 
-def _checks(commits: Sequence[UnitCommit], canary: str, report: CanaryReport | None) -> CheckReport:
+def _checks(commits: Sequence[UnitCommit], canary: CanaryState, report: CanaryReport | None) -> CheckReport:
     made = [commit.checks for commit in commits]
     return CheckReport(
         rows_checked=sum(checks.rows_checked for checks in made),

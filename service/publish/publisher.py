@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from schemas.dataset.manifest import CanaryReport
+from schemas.dataset.manifest import CanaryReport, CanaryState
 from schemas.dataset.seal import make_folder
 from schemas.names import MANIFEST_FOLDER, is_job_id
 from schemas.request import ExtractRequest, HubTarget
@@ -102,7 +102,9 @@ def _publish(
     return JobPush(hub, dataset, lease.job_id, check, advance).run()
 
 
-def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple[str, CanaryReport | None]:
+def _canary(
+    store: Store, lease: PublishLease, request: ExtractRequest
+) -> tuple[CanaryState, CanaryReport | None]:
     """Return what the manifest says about the canary, and the report of the canary that passed."""
     if request.canary == "skip":
         return "skipped by request", None

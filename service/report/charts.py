@@ -30,6 +30,8 @@ _HAIRLINE = 2.0
 _WORST_READINGS = 10
 _LEAST_DISTANCE = 1e-9
 """Minimum distance drawn for the canary: a cosine of exactly 1 cannot be shown on a log axis."""
+_MOST_DISTANCE = 1e30
+"""Larger ones are in the table alone."""
 _LENGTH_BARS = 48
 
 
@@ -204,9 +206,10 @@ def canary(report: CanaryReport) -> Chart:
     """Return a chart of the canary's two distances by layer."""
     angles = {one.layer_id: max(1 - one.cosine, _LEAST_DISTANCE) for one in report.layers}
     errors = {one.layer_id: max(one.max_rel_error, _LEAST_DISTANCE) for one in report.layers}
-    chart = _by_layer(list(angles), [*angles.values(), *errors.values()])
-    for kind, values in (("s0", angles), ("s4", errors)):
-        chart.line({k: value for k, value in values.items() if math.isfinite(value)}, kind, "layer")
+    near = {k: value for k, value in errors.items() if value < _MOST_DISTANCE}
+    chart = _by_layer(list(angles), [*angles.values(), *near.values()])
+    chart.line(angles, "s0", "layer")
+    chart.line(near, "s4", "layer")
     chart.rows = [
         (str(one.layer_id), f"{one.cosine:.6f}", number(one.max_rel_error), str(one.best_match_layer))
         for one in report.layers

@@ -10,7 +10,7 @@ from safetensors.numpy import save
 
 from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
 from schemas.dataset.index import write_index
-from schemas.dataset.manifest import CanaryReport, LayerAgreement, Manifest, UnitChecks
+from schemas.dataset.manifest import CanaryReport, Manifest, UnitChecks
 from schemas.dataset.token_counts import packed_counts, read_counts
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.job import Progress, RejectView
@@ -22,7 +22,7 @@ from service.publish.assemble import Account, assemble
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import xxh3_of
 from tests.support.plans import identity, provenance
-from tests.support.shards import ShardRow, entry_of, light_rows, plan_of, write_shard
+from tests.support.shards import ShardRow, entry_of, light_rows, passed_canary, plan_of, write_shard
 
 JOB = job_id_from_content("first")
 OTHER_JOB = job_id_from_content("second")
@@ -173,11 +173,7 @@ def an_account(
 
 def a_canary(job_id: str = JOB) -> CanaryReport:
     """Return the numbers of a canary that passed for `job_id`."""
-    layers = tuple(
-        LayerAgreement(layer_id=k, cosine=0.9999, max_rel_error=0.00123, best_match_layer=k) for k in LAYERS
-    )
-    cost = {"reference": "transformers 5.19.0", "seconds": 4.5, "peak_bytes": 500_000_000}
-    return CanaryReport(job_id=job_id, prompts=4, tokens=276, layers=layers, **cost)
+    return passed_canary(job_id, LAYERS)
 
 
 def a_dataset(

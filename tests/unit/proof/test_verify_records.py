@@ -10,9 +10,10 @@ from safetensors.torch import load, save
 from schemas.dataset.columns import INDEX_SCHEMA
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
-from schemas.names import FINAL_NORM_PATH
+from schemas.names import FINAL_NORM_PATH, shard_path
 from service.errors import EngineRefused
 from service.proof.verify import Reading, verify_dataset
+from tests.support.plans import JOB
 from tests.support.reference_models import TinyModel
 from tests.support.shards import (
     LENGTHS,
@@ -30,6 +31,8 @@ from tests.unit.proof.made_dataset import (
     flip_in_layer_2,
     said,
 )
+
+FIRST = shard_path(JOB, 0)
 
 
 def rewrite_index(dataset: Dataset, change: Callable[[list[dict]], None]) -> None:
@@ -99,11 +102,46 @@ def test_a_witness_that_is_absent_is_named(dataset, change):
         (lambda body: body.update(schema_version=1), "format version 1, expected 2: capture the dataset"),
         (lambda body: body["provenance"]["identity"].update(schema_version=3), "format version 3, expected"),
         (lambda body: body["vocabulary"].update(token_ids=1), f"{MANIFEST}: vocabulary is"),
+        (lambda body: body["shards"][0].update(unit=-1), "shards.0.unit: Input should be greater than"),
+        (lambda body: body["shards"][0].update(unit=10**400), "shards.0.unit: Input should be less than"),
+        (lambda body: body["shards"][0].update(xxh3="x"), "shards.0.xxh3: String should match"),
+        (lambda body: body["shards"][0]["layers"].pop(), f"the layers of {FIRST} are [1, 2], expected [1, 2"),
+        (lambda body: body["checks"].update(logit_rows=11), "checks: 0 of 11 logit rows agree, of 10 rows"),
+        (lambda body: body["checks"].update(logit_argmax_agree=1), "checks: 1 of 0 logit rows agree"),
+        (lambda body: body["checks"].update(logit_max_error=-1), "checks.logit_max_error: Input should be"),
+        (lambda body: body["checks"].update(canary="x"), "checks.canary: Input should be 'passed', 'cached'"),
+        (lambda body: body["checks"].update(canary_report=None), "checks: the canary is 'passed', and its"),
+        (
+            lambda body: body["checks"]["canary_report"]["layers"].pop(),
+            "checks.canary_report.layers is [1, 2], expected [1, 2",
+        ),
+        (
+            lambda body: body["checks"]["canary_report"]["layers"][0].update(layer_id=10**400),
+            "checks.canary_report.layers.0.layer_id: Input should be less than",
+        ),
+        (
+            lambda body: body["checks"]["canary_report"]["layers"][0].update(best_match_layer=2),
+            "checks.canary_report.layers.0: layer 1 is nearest to layer 2",
+        ),
     ],
 )
 def test_a_manifest_that_contradicts_itself_or_the_files_is_named(dataset, change, what):
     dataset.edit_manifest(change)
     assert what in said(dataset.verify(model_folder=None))
+
+
+@pytest.mark.parametrize("reason", ["not-finite", "duplicate"])
+def test_a_sample_that_is_written_and_rejected_is_named_unless_it_came_twice(dataset, reason):
+    sample_id = dataset.units[1].rows[2].sample_id
+    reject = {"position": 10, "source_id": None, "sample_id": sample_id, "reason": reason, "detail": "x"}
+
+    def change(body: dict) -> None:
+        body["rejects"].append(reject)
+        body["totals"].update(samples_planned=11, samples_rejected=1)
+
+    dataset.edit_manifest(change)
+    told = f"{MANIFEST}: sample {sample_id} is written and rejected: {reason}"
+    assert said(dataset.verify(model_folder=None)) == (told if reason == "not-finite" else "")
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,11 @@ def right(number: int, error: float = 0.0) -> LogitReading:
     return LogitReading(f"row {number}", -0.1 * number, -0.1 * number + error, 0.01, True, None, 0.0)
 
 
-def canary(*layers: tuple[int, float, float, int]) -> CanaryReport:
-    names = ("layer_id", "cosine", "max_rel_error", "best_match_layer")
-    entries = tuple(LayerAgreement(**dict(zip(names, layer, strict=True))) for layer in layers)
+def canary(*layers: tuple[int, float, float]) -> CanaryReport:
+    entries = tuple(
+        LayerAgreement(layer_id=k, cosine=cosine, max_rel_error=error, best_match_layer=k)
+        for k, cosine, error in layers
+    )
     return a_canary().model_copy(update={"layers": entries})
 
 
@@ -78,7 +80,7 @@ def all_charts() -> list[Chart]:
     unknown = LogitReading("row 8", math.nan, -3.0, 0.01, False, "off", math.inf)
     many = a_tally([1, 2, 2, 4096], a=right(1), b=right(2, 0.01), c=BAD, d=unknown)
     one = a_tally([7], a=right(1))
-    near, far, lost = (2, 1.0, 0.0, 2), (8, 0.9, 0.5, 7), (9, math.nan, math.inf, 9)
+    near, far, lost, vast = (2, 1.0, 0.0), (8, 0.9, 0.5), (9, -1.0, math.inf), (10, 0.9, 1e300)
     states = (charts.ridge, charts.growth, charts.places)
     groups = ({2: broken}, {0: empty}, {0: broken, 1: empty}, layers, some_layers(70))
     return [
@@ -86,6 +88,7 @@ def all_charts() -> list[Chart]:
         *(draw(charts.readings(tally)) for draw in AGAINST_MODEL for tally in (many, one, a_tally([1]))),
         *(draw(tally) for draw in (charts.lengths, charts.shares) for tally in (many, one)),
         charts.canary(canary(near, far, lost)),
+        charts.canary(canary(near, vast)),
         charts.canary(canary(near)),
     ]
 
@@ -270,7 +273,7 @@ def test_a_row_that_is_wrong_is_red_named_and_counted():
 
 
 def test_the_canary_has_both_distances_of_every_layer():
-    chart = charts.canary(canary((2, 0.999, 0.01, 2), (8, 0.7, 0.9, 7)))
-    assert chart.rows == [("2", "0.999000", "0.01", "2"), ("8", "0.700000", "0.9", "7")]
+    chart = charts.canary(canary((2, 0.999, 0.01), (8, 0.7, 0.9)))
+    assert chart.rows == [("2", "0.999000", "0.01", "2"), ("8", "0.700000", "0.9", "8")]
     hints = [title.text for title in svg(chart).iter("title")]
     assert hints == ["layer 2: 0.001", "layer 8: 0.3", "layer 2: 0.01", "layer 8: 0.9"]

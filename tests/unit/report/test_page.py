@@ -10,7 +10,6 @@ from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport
 from service.report.page import MAX_FINDINGS, render_page
-from tests.support.finished_job import a_canary
 from tests.support.html_page import Node, read_page
 from tests.support.plans import JOB
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE
@@ -20,6 +19,8 @@ from tests.support.shards import (
     with_states,
 )
 from tests.unit.report.conftest import EVIL, NOW, edit, page, pages, renamed, second_job
+
+CANARY = "Canary: distance to the reference model"
 
 
 def test_the_page_of_a_right_dataset_says_so_first(right_page):
@@ -80,6 +81,7 @@ def test_every_chart_says_what_a_healthy_one_looks_like_and_has_its_numbers(righ
         "Along the row",
         "Next token: engine against stored states",
         "The difference, in units of rounding",
+        CANARY,
         "Lengths",
         "Supervised share",
     ]
@@ -92,13 +94,13 @@ def test_every_chart_says_what_a_healthy_one_looks_like_and_has_its_numbers(righ
         assert tables or "the numbers are in the table of layers" in label
         assert all(len(row) == len(cells[0]) for cells in tables for row in cells)
         assert all(len(cells) > 1 for cells in tables)
-    assert charts[5].one("p", "fact").text() == "Half of the rows have at most 16 tokens, the longest has 33."
+    assert charts[6].one("p", "fact").text() == "Half of the rows have at most 16 tokens, the longest has 33."
     assert "5 of the 5 rows drawn (100 %) agree" in charts[3].one("p", "fact").text()
     assert charts[0].all("p", "odd") == []
 
 
 def test_the_page_says_what_was_not_checked_beside_the_verdict(made, unit):
-    edit(made, lambda body: body["checks"].update(canary="skipped by request"))
+    edit(made, lambda body: body["checks"].update(canary="skipped by request", canary_report=None))
     root = page(made)
     assert [check.text() for check in root.one("ul", "checks").all("li", "open")] == [
         "Logits not recomputed: it needs the model's folder: --model FOLDER",
@@ -152,7 +154,7 @@ def test_text_of_a_dataset_is_never_markup(made, unit, rewrite):
     (made / "data" / "<svg onload=alert(1)>.parquet").write_bytes(b"")
     edit(made, lambda body: body["provenance"]["identity"].update(model=EVIL, revision=EVIL))
     edit(made, lambda body: body["provenance"]["engine"].update(name=EVIL, options={EVIL: EVIL}))
-    edit(made, lambda body: body["checks"].update(canary=EVIL))
+    edit(made, lambda body: body["checks"]["canary_report"].update(reference=EVIL))
     edit(made, lambda body: body["extras"][0].update(sha256=EVIL))
     reject = {"position": 9, "source_id": None, "sample_id": None, "reason": EVIL, "detail": EVIL}
     edit(made, lambda body: body["rejects"].append(reject))
@@ -201,27 +203,17 @@ def test_rows_without_a_supervised_token_are_pointed_out(made, unit, rewrite):
     assert [line.text() for line in odd] == ["5 rows hold no supervised token: nothing is learnt from them."]
 
 
-@pytest.mark.parametrize("nearest", [8, 7])
-def test_layers_that_look_like_others_are_named(made, nearest):
-    def change(body: dict) -> None:
-        layer = {"cosine": 0.9, "max_rel_error": 0.1}
-        layers = [layer | {"layer_id": k, "best_match_layer": min(k, nearest)} for k in (2, 8)]
-        body["checks"].update(canary_report=a_canary().model_dump() | {"layers": layers})
-
-    edit(made, change)
-    chart = page(made).all("figure")[3]
+def test_what_the_canary_was_run_on_is_told(made):
     fact = "4 prompts of 276 tokens against a forward pass by transformers 5.19.0."
-    assert chart.one("p", "fact").text() == fact
-    odd = [line.text() for line in chart.all("p", "odd")]
-    assert odd == ([] if nearest == 8 else ["Layers that are nearer to another one of the reference: 8."])
+    assert page(made).all("figure")[3].one("p", "fact").text() == fact
 
 
 @pytest.mark.parametrize("cut", [0, 1000])
-def test_a_shard_that_cannot_be_read_leaves_a_page_without_charts(made, cut):
+def test_a_shard_that_cannot_be_read_leaves_a_page_without_charts_of_its_rows(made, cut):
     path = made / shard_path(JOB, 0)
     path.write_bytes(path.read_bytes()[:-1000] if cut else b"")
     root = page(made)
-    assert root.all("figure") == []
+    assert [chart.one("h4").text() for chart in root.all("figure")] == [CANARY]
     assert root.all("article") == []
     assert [row[5] for row in root.all("table")[0].cells()[1:]] == ["-"] * len(LAYER_IDS)
     assert (
@@ -258,7 +250,7 @@ def test_several_jobs_have_a_section_each_and_a_list(made, unit, tmp_path):
     assert sections == [f"job-{other}", f"job-{JOB}"]
     assert [link.attributes["href"] for link in root.one("nav").all("a")] == [f"#{name}" for name in sections]
     for section in root.all("section", "job"):
-        assert len(section.all("figure")) == 5
+        assert len(section.all("figure")) == 6
     assert root.one("dl", "tiles").text().startswith("samples 10 ")
 
 
@@ -282,13 +274,12 @@ def test_the_shards_and_the_rejects_are_told(made, unit):
 
 def test_numbers_of_a_manifest_that_are_no_numbers_make_a_page(made):
     def change(body: dict) -> None:
-        layer = {"layer_id": 2, "cosine": float("nan"), "max_rel_error": 0.1, "best_match_layer": 2}
-        body["checks"].update(canary_report=a_canary().model_dump() | {"layers": [layer]})
+        body["checks"]["canary_report"]["layers"][0].update(max_rel_error=float("inf"))
         body["checks"].update(logit_max_error=float("inf"))
         body["provenance"]["final_norm"].update(eps=float("nan"))
 
     edit(made, change)
-    assert "lowest cosine nan" in page(made).one("ul", "checks").text()
+    assert page(made).all("figure")[3].all("table")[0].cells()[1][2] == "infinite"
 
 
 def test_of_very_many_findings_the_first_are_listed_and_the_rest_counted():
