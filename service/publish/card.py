@@ -87,7 +87,9 @@ def render_card(
     groups = grouped(jobs, configs, existing)
     theirs, text = _parsed(existing)
     before, _, rest = text.partition(BEGIN)
-    parts = (before, f"{BEGIN}\n{card_text(groups)}\n{END}", rest.partition(END)[2])
+    _, end, after = rest.partition(END)
+    # Without its end marker nothing tells old text of ours from a person's: all of it is kept.
+    parts = (before, f"{BEGIN}\n{card_text(groups)}\n{END}", after if end else rest)
     header = DatasetCardData(**_metadata(theirs, groups)).to_yaml()
     return f"---\n{header}\n---\n\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 

@@ -214,6 +214,14 @@ def test_text_and_yaml_of_a_person_survive_and_ours_is_not_doubled(
     assert render_card([manifest, other], existing=again) == again
 
 
+@pytest.mark.parametrize("marker", [cards.BEGIN, cards.END])
+def test_text_of_a_person_survives_where_a_marker_was_removed(manifest: Manifest, marker: str) -> None:
+    edited = render_card([manifest]).replace(marker, "") + "\nAfter.\n"
+    once = render_card([manifest], existing=edited)
+    assert "After." in once and once.count(cards.BEGIN) == 1
+    assert render_card([manifest], existing=once) == once
+
+
 def test_a_configuration_of_somebody_else_stays(manifest: Manifest) -> None:
     theirs = "---\nconfigs:\n- config_name: raw\n  data_files: raw/*.jsonl\n---\nhello\n"
     configs = yaml_of(render_card([manifest], existing=theirs))["configs"]
