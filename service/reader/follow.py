@@ -11,7 +11,6 @@ from itertools import islice
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -23,7 +22,7 @@ from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
 from service.reader.published import PublishedJob, patiently
-from service.reader.rows import Rows, note_use
+from service.reader.rows import OpenRows, Rows
 from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
 
@@ -204,7 +203,7 @@ class QuarryFollower(IterableDataset[Any]):
 
     def _mine(self, start: State, worker: int, num_workers: int) -> Iterator[Any]:
         """Yield this worker's rows, starting at a state."""
-        mine, opened = None, WeakKeyDictionary[Rows, None]()
+        mine = None
         for number, begin, unit, index in self._ordered(start):
             group, rank = divmod(number, self._world_size)
             if rank == self._rank and group % num_workers == worker and number >= start["next"]:
@@ -212,7 +211,6 @@ class QuarryFollower(IterableDataset[Any]):
             if mine is not None and (rank == self._world_size - 1 or not self._even):
                 unit, index = mine
                 row = unit.rows[index]
-                note_use(opened, unit.rows)
                 self._state, mine = self._at(begin, number + 1, num_workers), None
                 yield row
         self._state = self._at(self._end, self._end.seen, num_workers)
@@ -249,12 +247,12 @@ class QuarryFollower(IterableDataset[Any]):
         """Yield the units after the position `after` as they are committed, until the job is completed."""
         served, begin = self._served(), Place(start["after"], start["seen"])
         repository = _Repository(self._patience_s)
-        said = None
+        rows_of, said = partial(self._rows_of, opened=OpenRows()), None
         while _is_wanted():
             page = served.page(begin.after, WAIT_S)
             if page.units:
                 where = self._folder, repository, self._patience_s
-                unit = _Unit(_UnitFiles(served, page, begin.after, *where), begin, self._rows_of)
+                unit = _Unit(_UnitFiles(served, page, begin.after, *where), begin, rows_of)
                 yield unit
                 begin = unit.behind
             elif page.state is JobState.COMPLETED:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
+from threading import Lock
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -25,12 +26,37 @@ from service.reader.row import About, Row
 from service.reader.views import View
 
 OPEN_SHARDS = 64
-"""Shards kept open at once by one process."""
+"""Shards kept open at once by a dataset, or by all units of a follower."""
 
 THREADS = 2
 """How many threads of a process read at once: one waits for the disk while another copies, norms or also
 waits.
 """
+
+
+class OpenRows:
+    """Those of several units' rows that have open shards; together they keep `OPEN_SHARDS` open.
+
+    A follower's block, or rows that a caller holds and reads later, may be of more units than a process can
+    have open files, and a unit has a shard of each rank. Safe from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._rows, self._lock = WeakKeyDictionary[Rows, None](), Lock()
+
+    def make_room(self, rows: "Rows") -> None:
+        """Close the shards of whichever opened theirs first, so that `rows` may open another one."""
+        with self._lock:
+            self._rows.pop(rows, None)
+            others = list(self._rows)
+            self._rows[rows] = None
+            num_open = rows.num_open + sum(each.num_open for each in others)
+            for each in others:
+                if num_open < OPEN_SHARDS:
+                    return
+                num_open -= each.num_open
+                each.close_shards()
+                del self._rows[each]
 
 
 class Rows(Dataset[Any]):
@@ -46,9 +72,10 @@ class Rows(Dataset[Any]):
         pin_memory: bool = False,
         direct: bool = False,
         check: bool = False,
+        opened: OpenRows | None = None,
     ) -> None:
-        """Read one footer; no states. Raises ReaderError."""
-        self._files = files
+        """Read one footer; no states. With `opened`, share its limit. Raises ReaderError."""
+        self._files, self._opened = files, opened
         self._named = {entry.path: entry for entry in shards}
         self._places = places
         self._check_places()
@@ -168,6 +195,8 @@ class Rows(Dataset[Any]):
         self._shard = lru_cache(OPEN_SHARDS)(lambda path: own._open_shard(path))
 
     def _open_shard(self, path: str) -> Shard:
+        if self._opened is not None:
+            self._opened.make_room(self)
         shard = Shard(open_named(self._files, self._named[path], direct=self._direct), path)
         job_id, about = shard.provenance.job_id, About.of(shard.provenance)
         if job_id not in PurePosixPath(path).parts:
@@ -186,17 +215,3 @@ class Rows(Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._keep_open()
-
-
-def note_use(opened: WeakKeyDictionary[Rows, None], rows: Rows) -> None:
-    """Move `rows` to the end of `opened`, and close the shards of the first ones while too many are open.
-
-    A follower's block may have rows of more units than a process can have open files, and a unit a shard of
-    each rank.
-    """
-    opened.pop(rows, None)
-    opened[rows] = None
-    while len(opened) > 1 and sum(each.num_open for each in opened) > OPEN_SHARDS:
-        oldest = next(iter(opened))
-        oldest.close_shards()
-        del opened[oldest]

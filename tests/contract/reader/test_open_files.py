@@ -3,12 +3,15 @@
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 
+from service.artifacts.dataset_files import LocalFiles
 from service.reader import QuarryDataset, QuarryStream, rows as dataset_rows
+from service.reader.jobs import read_jobs
+from service.reader.places import read_places
+from service.reader.rows import OpenRows, Rows
 from tests.contract.reader.test_dataset import assert_right
 from tests.support.finished_job import JOB
 from tests.support.followed import EVERY, ROWS, UNITS, Followed, ids
@@ -56,12 +59,13 @@ def test_a_units_files_are_closed_behind_its_last_row(followed: Followed, uncoll
 def test_units_of_several_ranks_are_closed_by_their_number_of_shards(plain, monkeypatch, uncollected):
     """Each rank writes a shard of its own, so that 64 units may have as many files as a process may open."""
     monkeypatch.setattr(dataset_rows, "OPEN_SHARDS", 8)
-    before, opened, held = num_open_files(), WeakKeyDictionary(), []
+    files = LocalFiles(plain)
+    (job,) = read_jobs(files, None).values()
+    before, opened, held = num_open_files(), OpenRows(), []
     for _ in range(3):
-        held.append(rows := QuarryDataset(plain))
+        held.append(rows := Rows(files, job.shards, read_places(files, job.indexes), None, opened=opened))
         for number in range(len(rows)):
             rows.row(number)
-            dataset_rows.note_use(opened, rows)
             assert num_open_files() <= before + 2 * 8
 
 
@@ -76,6 +80,17 @@ def test_a_block_of_many_units_does_not_keep_all_of_them_open(
         num_open.append(num_open_files() - before)
         rows.append(row)
     assert max(num_open) == 2, "one shard, which is read past its footer, too"
-    expected = {row.sample_id: row.last() for row in QuarryDataset(followed.dataset)}
-    assert sorted(ids(rows)) == sorted(expected) == EVERY
-    assert all(torch.equal(row.last(), expected[row.sample_id]) for row in rows)
+    assert sorted(ids(rows)) == EVERY
+
+
+def test_rows_that_are_read_behind_their_follower_do_not_keep_all_units_open(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, uncollected: None
+) -> None:
+    monkeypatch.setattr(dataset_rows, "OPEN_SHARDS", 1)
+    followed.capture(UNITS)
+    followed.complete()
+    expected = {row.sample_id: row.last() for row in list(QuarryDataset(followed.dataset))}
+    before, rows = num_open_files(), list(QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1))
+    for row in (*rows, *reversed(rows)):
+        assert torch.equal(row.last(), expected[row.sample_id])
+        assert num_open_files() - before <= 2, "one shard, which is read past its footer, too"
