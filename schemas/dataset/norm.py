@@ -88,4 +88,7 @@ def read_norm_file(file: RangeFile, norm: FinalNorm, hidden_size: int) -> NormWe
     shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
     if "weight" not in shapes or any(shape != [hidden_size] for shape in shapes.values()):
         raise DatasetError(f"{FINAL_NORM_PATH} holds {shapes}, expected a weight of [{hidden_size}]")
+    if not all(tensor.is_floating_point() for tensor in tensors.values()):
+        dtypes = {key: str(tensor.dtype) for key, tensor in tensors.items()}
+        raise DatasetError(f"{FINAL_NORM_PATH} holds {dtypes}, expected floating-point numbers")
     return NormWeights(norm, tensors["weight"], tensors.get("bias"))

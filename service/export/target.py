@@ -92,8 +92,10 @@ def has_another_norm(source: Source, weight_H: torch.Tensor) -> bool:
     """Return whether a final norm's weight cannot be that of the dataset's target.
 
     A copy of the target in fewer bits is the target. A weight of another size may be another part's, such as
-    a vision tower's; or else training fails by it.
+    a vision tower's; or else training fails by it. One of quantized integers cannot be compared.
     """
+    if not weight_H.is_floating_point():
+        return False
     own_H = source.rows.row(0).norm.weight_H
     dtype = max(weight_H.dtype, own_H.dtype, source.rows.about.dtype, key=lambda one: torch.finfo(one).eps)
     return weight_H.shape == own_H.shape and not torch.equal(weight_H.to(dtype), own_H.to(dtype))

@@ -68,9 +68,18 @@ def header(dtype: str, shape: list[int], offsets: list[int], num_bytes: int) -> 
         ((2**62).to_bytes(8, "little") + b"{}", "not a safetensors file"),
         (b"", "not a safetensors file"),
         (header("F32", [2], [0, 8], 8), r"expected a weight of \[64\]"),
+        (header("I32", [HIDDEN], [0, 4 * HIDDEN], 4 * HIDDEN), "expected floating-point numbers"),
         (bytes(MAX_BYTES + 1), "at most 16777216"),
     ],
-    ids=["more than the file", "backwards", "a long header", "empty", "another shape", "too large"],
+    ids=[
+        "more than the file",
+        "backwards",
+        "a long header",
+        "empty",
+        "another shape",
+        "whole numbers",
+        "too large",
+    ],
 )
 def test_a_file_that_is_no_norm_of_this_size_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DatasetError, match=rf"^final_norm\.safetensors .*{message}"):
