@@ -36,8 +36,8 @@ class ShardEntry(FileEntry):
     """A committed shard. Its hashes cover the bytes that its rows were proven on; `xxh3` is xxh3_128."""
 
     xxh3: str = Field(pattern=r"^[0-9a-f]{32}$")
-    rows: Count
-    tokens: Count
+    rows: int = Field(gt=0, lt=2**63)
+    tokens: int = Field(gt=0, lt=2**63)
     unit: int = Field(ge=0, lt=MAX_UNITS)
     epoch: Count
     layers: tuple[LayerStats, ...]

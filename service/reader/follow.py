@@ -302,8 +302,12 @@ class _Unit:
     def rows(self) -> Rows:
         """The unit's rows."""
         unit = self._files.unit
-        assert unit.index is not None, "a unit with rows has an index"  # noqa: S101
+        if unit.index is None:
+            raise ReaderError(f"unit {unit.unit} has {self.num_rows} rows and no index")
         places = read_places(self._files, [unit.index], check=self._rows_of.keywords["check"])
+        if len(places) != self.num_rows:
+            shards = f"the entries of its shards {self.num_rows}"
+            raise ReaderError(f"{unit.index.path} holds {len(places)} rows, {shards}")
         return self._rows_of(self._files, unit.shards, places)
 
 

@@ -20,7 +20,7 @@ from schemas.dataset.manifest import body_sha256
 from service.errors import SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
-from service.reader import QuarryDataset, ReaderError
+from service.reader import QuarryDataset, QuarryStream, ReaderError
 from tests.support.shards import entry_of
 
 FROZEN = Path(__file__).parents[2] / "frozen" / "datasets"
@@ -209,3 +209,26 @@ def test_a_page_that_decodes_to_more_than_its_value_is_refused_at_the_values_end
     with pytest.raises(ReaderError, match=rf"{path.name}: row 0: layer 1 cannot be read"):
         rows[0].layer(1)
     assert status_bytes("VmHWM") - before < 2**28
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda body: body["indexes"].pop(0), "unit 0 has 4 rows and no index"),
+        (lambda body: body["shards"][0].update(unit=7), "unit 7 has 4 rows and no index"),
+        (lambda body: body["shards"].append(body["shards"][0]), "holds 4 rows, the entries of its shards 8"),
+        (lambda body: body["shards"][0].update(rows=0), "shards.0.rows: Input should be greater than 0"),
+    ],
+)
+def test_a_follower_neither_loses_rows_nor_ends_in_an_internal_error(
+    tmp_path: Path, change: Callable[[dict], object], told: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(FROZEN / "plain", folder)
+    (path,) = folder.glob("manifests/*.json")
+    body = json.loads(path.read_text())
+    change(body)
+    path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+    followed = QuarryStream.follow(folder, path.stem, rank=0, world_size=1, patience_s=0)
+    with pytest.raises(ReaderError, match=told):
+        list(followed)
