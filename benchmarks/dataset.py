@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from connector.repeats import RepeatCheck
 from connector.shards import UnitWriter
@@ -19,6 +18,7 @@ from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.entries import ShardEntry
 from schemas.dataset.index import write_index
 from schemas.dataset.manifest import UnitChecks
+from schemas.dataset.norm import NormWeights, norm_bytes
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.shard import open_shard
 from schemas.dataset.tables import read_plan_table
@@ -118,7 +118,8 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     job = ExtractRequest.model_validate(request)
     planned = Progress(samples_planned=shard.rows)
     account = Account(JOB, job, commit.provenance, planned, (commit,), (), counts, datetime.now(UTC))
-    assemble(folder, account, save({"weight": torch.ones(shape.hidden_size)}), "skipped by request", None)
+    norm = NormWeights(commit.provenance.final_norm, torch.ones(shape.hidden_size), None)
+    assemble(folder, account, norm_bytes(norm), "skipped by request", None)
 
 
 def _random_rows(shape: Shape) -> Iterable[tuple[torch.Tensor, Sums]]:

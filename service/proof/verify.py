@@ -13,7 +13,8 @@ from itertools import repeat
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import Field, computed_field
+from pydantic import Field, ValidationError, computed_field
+from safetensors import safe_open
 
 from schemas.base import Wire
 from schemas.dataset.entries import FileEntry
@@ -24,6 +25,7 @@ from schemas.dataset.manifest import CheckReport, Manifest
 from schemas.dataset.norm import read_norm_file
 from schemas.dataset.seal import BLOCK_BYTES, sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
+from schemas.identity import FinalNorm
 from schemas.names import (
     FINAL_NORM_PATH,
     JOBS_PATH,
@@ -292,9 +294,18 @@ def _norm_faults(folder: Path, job: Manifest, head: Head | None) -> Iterator[str
     try:
         file = LocalFile(folder / FINAL_NORM_PATH)
         norm = read_norm_file(file, made.final_norm, made.identity.hidden_size)
+        with safe_open(folder / FINAL_NORM_PATH, "pt") as opened:
+            stated = (opened.metadata() or {}).get("final_norm")
     except (DatasetError, OSError) as error:
         yield f"cannot be read: {error}"
         return
+    # Whoever makes the post-norm state without us takes the kind and eps from here.
+    try:
+        is_right = FinalNorm.model_validate_json(stated or "") == made.final_norm
+    except ValidationError:
+        is_right = False
+    if not is_right:
+        yield f"its metadata says {stated}, expected {made.final_norm.model_dump_json()}"
     if head is not None and not norm.is_that_of(head.norm, head.dtype):
         yield "it is not the model's"
 

@@ -28,8 +28,9 @@ JOB = job_id_from_content("first")
 OTHER_JOB = job_id_from_content("second")
 LAYERS = (2, 4)
 HIDDEN = 8
-FINAL_NORM = save({"weight": np.ones(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
-OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
+NORM_TOLD = {"final_norm": '{"kind":"rmsnorm","eps":1e-6}'}
+FINAL_NORM = save({"weight": np.ones(HIDDEN, np.float32)}, metadata=NORM_TOLD)
+OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata=NORM_TOLD)
 OWNER = "test"
 TTL_S = 600.0
 CAPTURED_AT = datetime(2026, 11, 1, 3, 30, tzinfo=UTC)

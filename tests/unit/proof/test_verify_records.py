@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load, save
 
 from schemas.dataset.columns import INDEX_SCHEMA
@@ -159,10 +160,27 @@ def test_a_final_norm_that_is_not_the_models_is_named(dataset, change, what):
 def replace_norm(dataset: Dataset, change: Callable[[dict], dict]) -> None:
     """Change the tensors of the final norm, and sign it again."""
     path = dataset.folder / FINAL_NORM_PATH
-    path.write_bytes(save(change(load(path.read_bytes()))))
-    sha256, num_bytes = sha256_of(path)
+    with safe_open(path, "pt") as opened:
+        metadata = opened.metadata()
+    path.write_bytes(save(change(load(path.read_bytes())), metadata))
+    sign_norm(dataset)
+
+
+def sign_norm(dataset: Dataset) -> None:
+    sha256, num_bytes = sha256_of(dataset.folder / FINAL_NORM_PATH)
     entry = {"path": FINAL_NORM_PATH, "sha256": sha256, "bytes": num_bytes}
     dataset.edit_manifest(lambda body: body["extras"].__setitem__(0, entry))
+
+
+@pytest.mark.parametrize(
+    "stated", [None, "{}", '{"kind":"layernorm","eps":1e-6}', '{"kind":"rmsnorm","eps":1}']
+)
+def test_a_final_norms_metadata_is_what_the_manifest_says(dataset, stated):
+    path = dataset.folder / FINAL_NORM_PATH
+    path.write_bytes(save(load(path.read_bytes()), None if stated is None else {"final_norm": stated}))
+    sign_norm(dataset)
+    told = f"{FINAL_NORM_PATH}: its metadata says {stated}, expected "
+    assert said(dataset.verify(model_folder=None)).startswith(told)
 
 
 @pytest.mark.parametrize(
