@@ -25,7 +25,8 @@ class Bar(rich.progress.Progress):
         self._rate = Rate(time.monotonic)
         super().__init__(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
+            # rich's own colour of a full bar is that of an empty one where a terminal has 16 colours.
+            BarColumn(bar_width=None, finished_style="green"),
             TextColumn("{task.fields[amounts]}"),
             TimeRemainingColumn(),
             console=Console(file=stream),

@@ -1,6 +1,7 @@
 """What somebody who waits sees: a bar on a terminal, few and telling lines elsewhere."""
 
 import io
+import re
 
 import pytest
 
@@ -90,6 +91,19 @@ def test_a_bar_shows_state_and_counts_and_why_a_push_stands_still(shown, texts):
         bar.show(shown)
     for text in texts:
         assert text in stream.getvalue().replace("\n", " ")
+
+
+def test_a_full_bar_has_another_colour_than_an_empty_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")  # of 16 colours, as screen and tmux are by default
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("COLORTERM", raising=False)
+    bars = []
+    for written in (0, 9):
+        stream = Terminal()
+        with Bar(stream) as bar:
+            bar.show(job(samples_planned=9, samples_written=written, plan_done=True))
+        bars.append(re.findall(r"\x1b\[([0-9;]+)m\u2501", stream.getvalue())[-1])
+    assert bars[0] != bars[1]
 
 
 def test_what_is_not_written_is_not_counted_as_written():
