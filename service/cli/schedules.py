@@ -171,7 +171,11 @@ def _show(schedules: Iterable[ScheduleView], as_json: bool) -> None:
 def _fields(schedule: ScheduleView) -> tuple[str, ...]:
     upcoming = schedule.shown(schedule.next_slots[0]) if schedule.next_slots else "-"
     last = _run_line(schedule.last_run, schedule) if schedule.last_run else "no run yet"
-    return schedule.name, schedule.state.value, schedule.cron, upcoming, last
+    return schedule.name, _state(schedule), schedule.cron, upcoming, last
+
+
+def _state(schedule: ScheduleView) -> str:
+    return f"{schedule.state.value}, failing" if schedule.failing else schedule.state.value
 
 
 def _run_line(run: RunView, schedule: ScheduleView) -> str:
@@ -189,7 +193,7 @@ def _print(schedule: ScheduleView, as_json: bool, runs: Sequence[RunView] = ()) 
     waiting = schedule.waiting_slot
     facts: list[tuple[str, object]] = [
         ("name", schedule.name),
-        ("state", f"{schedule.state.value}{', failing' if schedule.failing else ''}"),
+        ("state", _state(schedule)),
         ("cron", f"{schedule.cron} ({schedule.time_zone})"),
         ("missed", schedule.missed.value),
         ("overlap", schedule.overlap.value),

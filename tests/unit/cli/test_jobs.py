@@ -166,13 +166,17 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
     assert json.loads(schedules("add", file, "--json"))["name"] == "nightly"
     assert schedules("list").split("\t")[:3] == ["nightly", "active", "0 3 * * *"]
     assert "2 samples wait" in schedules("post", "nightly", tmp_path / "samples.jsonl")
-    assert " JST  submitted  j-" in schedules("run", "nightly")
+    made = schedules("run", "nightly")
+    assert " JST  submitted  j-" in made
     shown = schedules("show", "nightly")
     assert "run        " in shown and " 03:00 JST\n" in shown and "UTC" not in shown
     assert json.loads(schedules("show", "nightly", "--request"))["source"] == {"kind": "posted"}
     assert "paused" in schedules("pause", "nightly")
     assert "active" in schedules("resume", "nightly")
     assert schedules("check") == ""
+    run("jobs", "cancel", made.split("  ")[2].rstrip(), "--server", server)
+    failing = run("schedules", "check", "--server", server)
+    assert (failing.code, failing.out.split("\t")[1]) == (3, "active, failing")
     assert schedules("delete", "nightly") == "nightly\n"
 
 
