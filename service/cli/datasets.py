@@ -43,7 +43,8 @@ def verify(
         str,
         typer.Argument(
             metavar="PATH_OR_REPO",
-            help="A folder, or NAMESPACE/NAME on the Hub, which is downloaded unit by unit into $TMPDIR.",
+            help="A folder, or hf://datasets/NAMESPACE/NAME or just NAMESPACE/NAME on the Hub, which is "
+            "downloaded unit by unit into $TMPDIR.",
         ),
     ],
     model: Annotated[

@@ -75,6 +75,17 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> int:
     raise DatasetBroken(f"{len(broken)} files ended the process that read them: {', '.join(broken)}")
 
 
+def repository_named(dataset: str) -> str:
+    """Return NAMESPACE/NAME, before which there may be `hf://datasets/`. Raises OptionRefused."""
+    from service.artifacts.dataset_files import HUB_PREFIX
+
+    repo_id = dataset.removeprefix(HUB_PREFIX)
+    if re.fullmatch(REPO_ID_PATTERN, repo_id) is None:
+        cure = "name the folder of a dataset, or NAMESPACE/NAME of a repository"
+        raise OptionRefused(f"there is no folder {dataset}", field="PATH_OR_REPO", cure=cure)
+    return repo_id
+
+
 def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) -> None:
     """Verify in the child. Sends the notes of a `Reading`, then the report, and any error."""
     from service.artifacts.dataset_files import HubFiles
@@ -87,10 +98,8 @@ def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) ->
     try:
         with naming(folder):
             endpoint, token = order.settings.hub_endpoint, order.settings.token()
-            if not folder.is_dir() and re.fullmatch(REPO_ID_PATTERN, order.dataset) is None:
-                cure = "name the folder of a dataset, or NAMESPACE/NAME of a repository"
-                raise OptionRefused(f"there is no folder {order.dataset}", field="PATH_OR_REPO", cure=cure)
-            hub_files = None if folder.is_dir() else HubFiles(order.dataset, endpoint=endpoint, token=token)
+            repo_id = None if folder.is_dir() else repository_named(order.dataset)
+            hub_files = HubFiles(repo_id, endpoint=endpoint, token=token) if repo_id else None
             files = hub_files or folder
             report = verify_dataset(files, model_folder=model, tally=tally, reading=reading)
         text = report.model_dump_json(ensure_ascii=True) if order.as_json else str(report)

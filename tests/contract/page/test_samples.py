@@ -7,16 +7,19 @@ from statistics import fmean
 
 import httpx2
 import pytest
+from sqlalchemy.orm import Session
 
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
+from schemas.job import UnitView
 from schemas.names import shard_path
+from schemas.request import HubTarget
 from service.page.samples import sizes
 from service.plan.child import stored_row
 from service.plan.child.stored_row import show
 from service.plan.child.task import RowTask, ShownRow
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, commits
 from tests.support.api import api_settings, serving, stored
 from tests.support.finished_job import (
     JOB,
@@ -122,3 +125,21 @@ def test_a_file_that_is_damaged_or_gone_is_named(api: httpx2.Client, store: Stor
         assert "quarry verify" in answer.text
     file.unlink()
     assert "No such file" in api.get(f"/ui/jobs/{JOB}/samples/0/0").text
+
+
+def test_a_row_that_is_only_in_the_repository_is_verified_there(
+    api: httpx2.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    def gone(session: Session, job_id: str, unit: int) -> UnitView | None:
+        found = readable_unit(session, job_id, unit)
+        return found and found.model_copy(update={"in_folder": False, "in_repository": True})
+
+    readable_unit = commits.readable_unit
+    monkeypatch.setattr(commits, "readable_unit", gone)
+    request = a_request(HubTarget(repo_id="org/states"))
+    with stored(settings) as store:
+        run_to_publishing(store, settings.dataset_dir(JOB), JOB, request)
+    assert (
+        "<code>quarry verify org/states --report page.html</code>"
+        in api.get(f"/ui/jobs/{JOB}/samples/0/1").text
+    )

@@ -13,6 +13,8 @@ import pytest
 from schemas.dataset.seal import sha256_of
 from schemas.names import index_path, token_freq_path
 from service.cli import verify_process
+from service.cli.verify_process import repository_named
+from service.errors import OptionRefused
 from tests.support.plans import JOB
 from tests.support.reference_models import TinyModel
 from tests.support.shards import capture, write_dataset
@@ -135,3 +137,10 @@ def test_a_text_that_every_row_repeats_is_broken_beyond_the_bound(
     monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
     found = findings(run, dataset)
     assert found.keys() == {index_path(JOB, 0)} and "read" in found[index_path(JOB, 0)]
+
+
+def test_a_repository_may_be_named_as_in_other_commands() -> None:
+    assert {repository_named(name) for name in ("org/states", "hf://datasets/org/states")} == {"org/states"}
+    for name in ("states", "./states", "hf://datasets/states", "https://huggingface.co/datasets/org/states"):
+        with pytest.raises(OptionRefused, match=f"there is no folder {name}"):
+            repository_named(name)
