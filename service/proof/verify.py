@@ -117,9 +117,9 @@ class VerifyReport(Wire):
             )
         if self.logit_rows:
             agree = f"{self.logit_argmax_agree} of {self.logit_rows} rows agree on the next token"
-            lines.append(f"logit check: {agree}, largest log-probability error {self.logit_max_error:.4f}")
+            lines.append(f"logit check: {agree}, largest log-probability error {self.logit_max_error:.3g}")
         else:
-            lines.append("logit check: not made (it needs the model's folder, layer N and witnesses)")
+            lines.append("logit check: not made (it needs --model, layer N, and the index's `top_logprobs`)")
         for job_id, checks in self.proven.items():
             lines += _canary_lines(job_id, checks)
         if self.not_complete:

@@ -69,6 +69,8 @@ def test_a_right_dataset_has_no_findings(made):
     assert report.tokens == UNITS * sum(LENGTHS)
     assert report.logit_rows == report.logit_argmax_agree == UNITS * len(LENGTHS)
     assert str(report).splitlines()[-1] == "the dataset is right"
+    small = report.model_copy(update={"logit_max_error": 6.74e-6})
+    assert "largest log-probability error 6.74e-06\n" in str(small)
     assert json.loads(report.model_dump_json())["ok"] is True
 
 

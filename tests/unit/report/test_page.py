@@ -26,7 +26,8 @@ CANARY = "Canary: distance to the reference model"
 def test_the_page_of_a_right_dataset_says_so_first(right_page):
     verdict = right_page.one("section", "verdict")
     assert verdict.text() == (
-        "The dataset is right Nothing wrong was found. 5 rows of 74 tokens were read again, every layer."
+        "The dataset is right Nothing wrong was found. "
+        "5 rows with 74 tokens in all were read again, every layer."
     )
     assert right_page.one("head").one("title").text() == f"Right: {right_page.one('h1').text()}"
     assert right_page.all("section", "findings") == []
@@ -130,7 +131,7 @@ def test_samples_are_shown_as_text_with_their_supervised_part_marked(right_page,
 def test_the_border_between_prompt_and_answer_is_shown(made, unit, rewrite):
     rewrite([renamed(row, prompt_tokens=max(1, len(row.input_ids) - 3)) for row in unit.rows])
     root = page(made, unit.model.folder)
-    long = [node for node in root.all("article") if "the answer by the target begins at" in node.text()]
+    long = [node for node in root.all("article") if "the target's answer begins at token" in node.text()]
     assert long
     for article in long:
         runs = article.one("div", "tokens")
@@ -204,7 +205,7 @@ def test_rows_without_a_supervised_token_are_pointed_out(made, unit, rewrite):
 
 
 def test_what_the_canary_was_run_on_is_told(made):
-    fact = "4 prompts of 276 tokens against a forward pass by transformers 5.19.0."
+    fact = "4 prompts with 276 tokens in all, against a forward pass by transformers 5.19.0."
     assert page(made).all("figure")[3].one("p", "fact").text() == fact
 
 
