@@ -12,8 +12,8 @@ LEAST_S = 1.0
 """Minimum time over which a rate is computed."""
 WAITS = {
     JobState.QUEUED: "a worker that is free",
-    JobState.PAUSED: "somebody who resumes it",
-    JobState.BLOCKED: "somebody who resumes it",
+    JobState.PAUSED: "someone to resume it",
+    JobState.BLOCKED: "someone to resume it",
 }
 
 

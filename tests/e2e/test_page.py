@@ -159,7 +159,7 @@ def test_the_list_says_for_what_a_job_waits_while_it_does(service: Seeded, brows
     service.client.post(f"/jobs/{job_id}/pause").raise_for_status()
     until(browser, f"Boolean(window.row = document.getElementById({job_id!r}))")
     waits = "(row.querySelector('.waits') || {innerText: ''}).innerText"
-    until(browser, f"{waits} === 'waits for somebody who resumes it'")
+    until(browser, f"{waits} === 'waits for someone to resume it'")
     changed = "row.querySelector('time').dateTime"
     before = browser.ask(changed)
     service.client.post(f"/jobs/{job_id}/cancel").raise_for_status()

@@ -36,7 +36,7 @@ def test_the_commands_work_as_they_are_pasted(
 def test_what_an_empty_page_says_makes_the_first_job_and_schedule(
     api: httpx2.Client, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """And the job of a schedule names it, to those who may see it, and the folder of its dataset."""
+    """And the job of a schedule names it, to those who may see it; the schedule has the job's state."""
     roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
     (_, key), (_, of_jobs) = add_key(api, "new", **roots), add_key(api, "new", scopes=["jobs:read"])
     monkeypatch.setenv("QUARRY_KEY", key)
@@ -55,6 +55,8 @@ def test_what_an_empty_page_says_makes_the_first_job_and_schedule(
     pages = [text_of(api.get(f"/ui/jobs/{job_id}", headers=cookie(api, who))) for who in (key, of_jobs)]
     assert ["schedule first," in page for page in pages] == [False, True]
     assert ['schedule <a href="/ui/schedules/first">first</a>' in page for page in pages] == [True, False]
+    states = re.findall(r'data-state="(\w+)"', text_of(api.get("/ui/schedules", headers=cookie(api, key))))
+    assert states == ["active", "submitted", "queued"]
 
 
 def test_a_job_that_has_ended_says_where_its_dataset_is_and_awaits_nothing(
@@ -65,5 +67,5 @@ def test_a_job_that_has_ended_says_where_its_dataset_is_and_awaits_nothing(
     complete(store, job_id)
     text, none = (text_of(api.get(f"/ui/jobs/{one}", headers=cookie(api))) for one in (job_id, cancelled))
     assert f"The dataset is <code>jobs/{job_id}</code> in the service's data folder." in text
-    assert "No unit can be read." in none and "none is." in none
+    assert "There are no files." in none and "No unit is committed." in none
     assert not any(re.search(r"\byet\b", page) for page in (text, none))

@@ -104,7 +104,7 @@ def test_what_is_rejected_or_given_up_is_done_too(progress: Progress, state: Job
         ({"progress": Progress(units_planned=1), "state": JobState.RUNNING}, None),
         ({"waits": "disk"}, "disk"),
         ({"state": JobState.BLOCKED, "problem": PROBLEM}, "why"),
-        ({"state": JobState.PAUSED, "problem": PROBLEM}, "somebody who resumes it"),
+        ({"state": JobState.PAUSED, "problem": PROBLEM}, "someone to resume it"),
         ({"state": JobState.COMPLETED}, None),
     ],
 )
