@@ -330,7 +330,7 @@ class HubUnavailable(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "The Hub is not available"
-    usual_cure = "nothing to do: it is retried; check the Hub's status if this persists"
+    usual_cure = "jobs retry it automatically, repeat other requests; check the Hub's status if this persists"
 
 
 class HubLimited(HubUnavailable):

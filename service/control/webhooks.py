@@ -61,7 +61,7 @@ def secret(owner: str | None, settings: Settings) -> str:
 
     Raises OptionRefused.
     """
-    cure = f"let QUARRY_WEBHOOK_SECRET_FILE name a file of {SHORTEST_SECRET} random characters or more"
+    cure = f"set QUARRY_WEBHOOK_SECRET_FILE to a file that holds {SHORTEST_SECRET} random characters or more"
     file = settings.webhook_secret_file
     try:
         root = b"" if file is None else file.read_bytes().strip()

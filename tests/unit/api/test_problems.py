@@ -51,6 +51,10 @@ def test_a_part_that_an_error_does_not_have_is_left_out_and_its_cure_is_the_usua
     assert response.json()["cure"] == errors.NotFound.usual_cure
 
 
+def test_no_request_is_told_that_it_is_retried():
+    assert "repeat" in client_raising(errors.HubUnavailable("no answer")).get("/").json()["cure"]
+
+
 @pytest.mark.parametrize("kind", FAMILY)
 def test_a_failure_of_the_service_and_nothing_else_is_logged_with_its_traceback(
     kind: type[QuarryError], caplog: pytest.LogCaptureFixture
