@@ -371,7 +371,7 @@ def removing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cure = "mend the rights of that folder; it is tried again"
+        cure = "fix the rights of that folder; it is tried again"
         raise WriteFailed(f"{error.filename} cannot be removed: {error.strerror}", cure=cure) from error
 
 

@@ -243,7 +243,7 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
         raise DatasetError(f"revision {revision!r} is of a repository, and {where} is none: leave it out")
     if where == "" or not folder.is_dir():  # an empty name would be the current folder
         cure = f"a repository is named {HUB_PREFIX}NAMESPACE/NAME"
-        raise DatasetError(f"{where or repr(where)} is no folder; {cure}")
+        raise DatasetError(f"{where or repr(where)} is not a folder; {cure}")
     return LocalFiles(folder)
 
 

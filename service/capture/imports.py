@@ -30,5 +30,5 @@ def import_engine(settings: Settings) -> None:
         importlib.import_module("service.capture.canary")
         importlib.import_module("service.capture.unit_run")
     except BROKEN_INSTALL as error:
-        cure = "mend the installation, then restart the worker"
+        cure = "fix the installation, then restart the worker"
         raise EngineDied(f"the engine cannot be imported: {error!r}", cure=cure) from error

@@ -152,7 +152,7 @@ def _problem(error: OSError) -> Problem:
     """Return the problem for an OSError: what the system refused, for which file, and the cure."""
     reason = error.strerror or str(error) or type(error).__name__
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    cure = f"{_CURES.get(error.errno or 0, 'mend that')}, then run the same command again"
+    cure = f"{_CURES.get(error.errno or 0, 'fix that')}, then run the same command again"
     if not names:
         cure += " (the system names no file; it may be one in --out, TMPDIR or HF_HOME)"
     detail = f"{names}: {reason}" if names else reason

@@ -66,7 +66,7 @@ class CheckedSamples:
 
 
 _CURES = {
-    "extra_forbidden": "remove the field, or mend its spelling",
+    "extra_forbidden": "remove the field, or fix its spelling",
     "missing": "add the field",
 }
 

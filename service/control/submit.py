@@ -63,7 +63,7 @@ def _free_bytes(settings: Settings) -> int:
         return shutil.disk_usage(settings.data_dir).free
     except OSError as error:
         detail = f"the data folder cannot be looked at: {error.strerror}"
-        raise StoreUnavailable(detail, cure="mend the disk behind QUARRY_DATA_DIR") from error
+        raise StoreUnavailable(detail, cure="fix the disk behind QUARRY_DATA_DIR") from error
 
 
 def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> None:

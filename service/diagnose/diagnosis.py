@@ -98,7 +98,7 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
             f"the dataset holds the layers {list(layer_ids)}; the drafter is fed {missing} as well",
             field="dataset",
             cure=f'capture a few rows with "layers": {sorted({*drafter.declared.layers, *layer_ids})} '
-            "in the job, or mend the drafter's config.json if it is of other layers",
+            "in the job, or fix the drafter's config.json if it is of other layers",
         )
     given = [
         one

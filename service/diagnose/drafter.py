@@ -260,5 +260,5 @@ def _parsed(raw: dict[str, Any]) -> Any:  # noqa: ANN401 - speculators' own
         raise _refused(f"config.json: {error}") from error
 
 
-def _refused(detail: str, cure: str = "mend its config.json") -> OptionRefused:
+def _refused(detail: str, cure: str = "fix its config.json") -> OptionRefused:
     return OptionRefused(short(detail, _MAX_ERROR_CHARS), field="drafter", cure=cure)

@@ -94,10 +94,10 @@ class ChatTemplate:
             # The other errors: nesting too deep for the parser or for Python, or a number with too many
             # digits.
             detail = f"the chat template does not compile: {error}"
-            raise TemplateRefused(detail, field=FIELD, cure="mend the template's syntax") from error
+            raise TemplateRefused(detail, field=FIELD, cure="fix the template's syntax") from error
         if unread:
             detail = f"the chat template does not read {min(unread)!r}"
-            cure = "mend the option's name, or leave it out"
+            cure = "fix the option's name, or leave it out"
             raise TemplateRefused(detail, field=f"{FIELD}_kwargs.{min(unread)}", cure=cure)
 
     def render(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> Rendering:

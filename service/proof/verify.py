@@ -49,7 +49,7 @@ from service.visible import one_line
 
 _SHOWN = 50
 MISSING = "is missing"
-NOTHING = "holds no manifest, and there is no unit of a job: nothing is stored here yet, or it is no dataset"
+NOTHING = "holds no manifest, and no job has a unit: nothing is stored here yet, or this is not a dataset"
 SUMMED = ("rows", "tokens", "consumed_shards", "logit_rows", "logit_argmax_agree")
 """Counts of each job that the report sums."""
 GOING_S = 5.0
@@ -159,7 +159,7 @@ def verify_dataset(
         OptionRefused, HubUnavailable, DiskFull: the repository cannot be read.
     """
     if isinstance(dataset, Path) and not dataset.is_dir():
-        raise NotFound(f"{dataset} is no folder")
+        raise NotFound(f"{dataset} is not a folder")
     files = LocalFiles(dataset) if isinstance(dataset, Path) else dataset
     findings: list[Finding] = []
     begun_at = files.paths()

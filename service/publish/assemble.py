@@ -72,7 +72,7 @@ def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Ac
         raise SourceRefused(
             "every sample was rejected, so there is nothing to store",
             field="source",
-            cure="read the reasons among the job's rejects, mend the source or the limits, start a new job",
+            cure="read the reasons among the job's rejects, fix the source or the limits, start a new job",
         )
     return Account(
         job_id=lease.job_id,

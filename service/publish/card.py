@@ -126,7 +126,7 @@ def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
         *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
         yaml.YAMLError,
     ) as error:
-        cure = "mend or remove README.md of the repository"
+        cure = "fix or remove README.md of the repository"
         detail = f"the YAML of README.md is broken: {error!s:.200}"
         raise OptionRefused(detail, field="hub.repo_id", cure=cure) from error
     return named, card[header.end() :]

@@ -86,6 +86,6 @@ class OtherJobs:
             return apart.call(function, *args, memory_bytes=memory_bytes, deadline_s=deadline_s)
         except apart.Ended as error:
             detail = f"the process that read what {self._hub.target.repo_id} holds {error}"
-            mend = f"mend {CARD_PATH}, {JOBS_PATH} and {MANIFEST_FOLDER} there"
-            cure = f"name another repository, {mend}, or raise QUARRY_PLAN_MEMORY_BYTES"
+            fix = f"fix {CARD_PATH}, {JOBS_PATH} and {MANIFEST_FOLDER} there"
+            cure = f"name another repository, {fix}, or raise QUARRY_PLAN_MEMORY_BYTES"
             raise OptionRefused(detail, field="hub.repo_id", cure=cure) from error

@@ -151,4 +151,4 @@ def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry
     single = {FINAL_NORM_PATH, token_freq_path(job_id)}
     for entry in files:
         if str(PurePosixPath(entry.path).parent) not in job_folders(job_id) and entry.path not in single:
-            raise DatasetBroken(f"{entry.path} is no file of a dataset")
+            raise DatasetBroken(f"{entry.path} is not a file of a dataset")

@@ -287,7 +287,7 @@ def _translated() -> Iterator[None]:
             cure = "free space where the database is, then resume the job"
             raise DiskFull("the database cannot grow", cure=cure) from error
         if isinstance(error, OperationalError) or error.connection_invalidated:
-            cure = "start the database, or mend QUARRY_DATABASE_URL"
+            cure = "start the database, or fix QUARRY_DATABASE_URL"
             raise StoreUnavailable("the database does not answer", cure=cure) from error
         if type(error) is DatabaseError:
             # SQLite raises this for a page that it could not read, which may be a transient disk error.

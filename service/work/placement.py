@@ -76,7 +76,7 @@ def placements(
 def _number(workers: str) -> int:
     if not workers.isdecimal() or int(workers) == 0:
         cure = f"give 1 or more, or {AUTO!r}"
-        raise OptionRefused(f"{workers!r} is no number of workers", field="workers", cure=cure)
+        raise OptionRefused(f"{workers!r} is not a number of workers", field="workers", cure=cure)
     return int(workers)
 
 
@@ -134,7 +134,7 @@ def query_gpus(*fields: str) -> list[list[str]]:
     # A lost GPU shows as a line of text, even if nvidia-smi succeeds.
     if not is_well or any(len(row) != len(fields) for row in rows):
         detail = f"nvidia-smi fails: {' '.join(said.split())}"
-        raise OptionRefused(detail, field="workers", cure="mend the driver")
+        raise OptionRefused(detail, field="workers", cure="fix the driver")
     return rows
 
 

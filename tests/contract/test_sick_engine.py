@@ -161,7 +161,7 @@ def test_an_engine_that_cannot_be_imported_is_its_workers_fault_and_no_jobs(
     job = sick.run(request(target, conversations(10)))
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert "no other worker takes the model: the engine cannot be imported: " in job.problem.detail
-    assert job.problem.cure == "mend the installation, then restart the worker; then resume"
+    assert job.problem.cure == "fix the installation, then restart the worker; then resume"
     assert job.progress.units_failed == 0
 
 

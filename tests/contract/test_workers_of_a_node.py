@@ -89,7 +89,7 @@ def test_a_number_of_workers_that_cannot_be_is_a_usage_error(tmp_path: Path) -> 
     command = [*QUARRY, "serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--workers", "many"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "QUARRY_ENGINE": FAKE_ENGINE}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, "'many' is no number of workers" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "'many' is not a number of workers" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "code"), [((), 0), (("--until-idle",), 143)])

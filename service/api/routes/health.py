@@ -41,7 +41,7 @@ def _check_ready(store: Store, settings: Settings) -> None:
             file.write(b"ready")
     except OSError as error:
         detail = f"the data folder cannot be written: {error.strerror}"
-        raise StoreUnavailable(detail, cure="mend the disk behind QUARRY_DATA_DIR") from error
+        raise StoreUnavailable(detail, cure="fix the disk behind QUARRY_DATA_DIR") from error
 
 
 @router.get(

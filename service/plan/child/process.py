@@ -267,7 +267,7 @@ class Child:
         where = f" at row {position} of the source (the first is 0)" if position >= 0 else ""
         if step == Step.TEMPLATE:
             detail = f"the chat template {why}{where}"
-            raise TemplateRefused(detail, field="chat_template", cure=f"mend its loops{cure}")
+            raise TemplateRefused(detail, field="chat_template", cure=f"fix its loops{cure}")
         request = self._task.request
         if step in MODEL_FILES:
             what = MODEL_FILES[Step(step)]
@@ -277,8 +277,8 @@ class Child:
         if step != Step.SOURCE:
             raise _died(why)
         field = SOURCE_FIELDS.get(request.source.kind, "source")
-        mend = "mend that row" if position >= 0 else "name fewer files"
-        raise SourceRefused(f"the source {why}{where}", field=field, cure=f"{mend}{cure}")
+        fix = "fix that row" if position >= 0 else "name fewer files"
+        raise SourceRefused(f"the source {why}{where}", field=field, cure=f"{fix}{cure}")
 
 
 def tokenizing(task: Task, settings: Settings, watch: Callable[[], None]) -> closing[Child]:

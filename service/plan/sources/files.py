@@ -191,7 +191,7 @@ def _is_complete(file: Path, source: FileSource) -> bool:
     if source.marker is not None and not file.with_name(file.name + source.marker).exists():
         return False
     if not file.is_file():
-        raise _refused(f"{file.name!r} is a link that leads to no file", "mend the link, or remove it")
+        raise _refused(f"{file.name!r} is a link that leads to no file", "fix the link, or remove it")
     stats = file.stat()
     # A copy may have a time of another clock, in the future, at which it would be left out night after night.
     changed_s = min(stats.st_mtime, stats.st_ctime)

@@ -252,7 +252,7 @@ def test_a_dataset_without_a_whole_job_is_refused(dataset, tmp_path):
     with pytest.raises(SourceRefused, match="not complete: j-0") as refused:
         export(str(dataset), tmp_path / "out", wanted("modelopt", jobs=("j-0",)))
     assert refused.value.field == "dataset"
-    with pytest.raises(SourceRefused, match="is no folder"):
+    with pytest.raises(SourceRefused, match="is not a folder"):
         export(str(tmp_path / "nothing"), tmp_path / "out", wanted("modelopt"))
 
 

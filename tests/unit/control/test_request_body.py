@@ -55,7 +55,7 @@ def test_a_wrong_field_is_named_by_its_path_in_the_body(changes: dict[str, Any],
 
 
 def test_an_unknown_field_and_a_missing_one_say_what_to_do():
-    assert refusal(x=1).cure == "remove the field, or mend its spelling"
+    assert refusal(x=1).cure == "remove the field, or fix its spelling"
     with pytest.raises(RequestError) as caught:
         parse_body(ExtractRequest, {"model": "a/b"})
     assert (caught.value.field, caught.value.cure) == ("source", "add the field")
