@@ -60,7 +60,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     found = [
         Finding(
             f"it was trained on other inputs than it is fed: {one.name} "
-            f"({one.gain:+.3f} accepted tokens a place, {one.low:+.3f} to {one.high:+.3f})",
+            f"({one.gain:+.3f} accepted tokens per position, {one.low:+.3f} to {one.high:+.3f})",
             one.cure,
         )
         for one in by_line.values()
@@ -102,7 +102,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.played:
         return f"expected {figures}"
     own = percent(diagnosis.data.own)
-    return f"estimated {figures}; the target itself would have said {own} of the tokens"
+    return f"estimated {figures}; the target itself would have generated {own} of the tokens"
 
 
 def not_tried(diagnosis: Diagnosis) -> str:
@@ -147,14 +147,14 @@ def facts(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
         ("layers fed (vLLM's ids)", ", ".join(map(str, diagnosis.layers))),
         ("accepted at step 1, 2, ...", ", ".join(map(percent, diagnosis.by_step))),
         ("first draft: right", percent(diagnosis.first_right)),
-        ("first draft: its own odds", percent(diagnosis.first_odds)),
-        ("length, drafts at every place", f"{as_it_is.length:.3f}"),
+        ("first draft: the drafter's confidence", percent(diagnosis.first_odds)),
+        ("length with a draft at every position", f"{as_it_is.length:.3f}"),
         ("length at temperature 1, greedy drafts", f"{as_it_is.chance:.3f}"),
-        ("length at temperature 1, drawn drafts", f"{as_it_is.sampled:.3f}"),
-        ("tokens that the target would say", percent(data.own)),
+        ("length at temperature 1, sampled drafts", f"{as_it_is.sampled:.3f}"),
+        ("tokens that the target would generate", percent(data.own)),
         ("supervised tokens", percent(data.supervised)),
         ("tokens in the draft vocabulary", percent(data.in_vocabulary)),
-        ("right by the most frequent token", percent(data.frequent)),
+        ("right if always the most frequent token", percent(data.frequent)),
         ("tokenizer, template", f"{'' if data.same_tokenizer else 'NOT '}those of the dataset"),
     ]
 
