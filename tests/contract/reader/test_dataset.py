@@ -197,7 +197,7 @@ def test_it_needs_no_engine_no_database_no_client_of_the_hub_and_no_front(datase
 def test_a_folder_without_a_dataset_is_refused(tmp_path):
     with pytest.raises(ReaderError, match="is not a folder"):
         QuarryDataset(tmp_path / "none")
-    with pytest.raises(ReaderError, match="'' is no folder"):
+    with pytest.raises(ReaderError, match="'' is not a folder"):
         QuarryDataset("")
     with pytest.raises(ReaderError, match="no job is complete"):
         QuarryDataset(tmp_path)
