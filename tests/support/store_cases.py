@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from sqlalchemy import NullPool, create_engine
@@ -10,7 +11,7 @@ from sqlalchemy import NullPool, create_engine
 from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
 from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Identity, Provenance
-from schemas.job import JobState, Problem, RejectView
+from schemas.job import JOB_MOVES, JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget
 from schemas.source import InlineSource, Sample
@@ -22,6 +23,7 @@ from service.store import (
     PlannedUnit,
     PublishLease,
     Store,
+    TaskState,
     UnitCommit,
     UnitLease,
     commits,
@@ -245,6 +247,51 @@ def capture(store: Store, units: int = 1, number: int = 1, repo_id: str | None =
     start_units(store, units, number, repo_id)
     for _ in range(units):
         commit(store, lease_unit(store, job=job_id(number)))
+
+
+def account(store: Store) -> tuple[object, ...]:
+    """Return all that a write on job 1 could leave behind."""
+    name = job_id(1)
+    return (
+        store.read(jobs.job, name),
+        store.read(units.of_job, name),
+        store.read(commits.shards, name),
+        store.read(commits.unit_commits, name),
+        store.read(commits.rejects, name),
+        store.read(jobs.events, name),
+    )
+
+
+def check_sums(store: Store, name: str) -> None:
+    """Compare every counter with the rows it counts, and the events with the states."""
+    row = store.read(jobs.job, name)
+    all_units, committed = store.read(units.of_job, name), store.read(commits.unit_commits, name)
+    progress, states = row.progress, [unit.state for unit in all_units]
+    rejects = store.read(commits.rejects, name)
+    assert progress.units_planned == len(all_units)
+    assert progress.units_done == states.count(TaskState.DONE) == len(committed)
+    assert progress.units_failed == states.count(TaskState.FAILED)
+    assert progress.tokens_planned == sum(unit.num_tokens for unit in all_units)
+    assert progress.samples_rejected == len(rejects)
+    of_plan = len(rejects) - sum(len(one.rejects) for one in committed)
+    assert progress.samples_planned == sum(unit.num_samples for unit in all_units) + of_plan
+    shards = store.read(commits.shards, name)
+    assert progress.samples_written == sum(entry.rows for entry in shards)
+    assert progress.bytes_written == sum(entry.bytes for entry in shards)
+    assert progress.tokens_written == sum(one.num_tokens for one in committed)
+    epochs = {unit.unit: unit.epoch for unit in all_units}
+    for one in committed:
+        assert one.attempt_id.epoch <= epochs[one.attempt_id.unit]
+        assert all(entry.epoch == one.attempt_id.epoch for entry in one.shards)
+    if row.state is not JobState.RUNNING:
+        assert TaskState.LEASED not in states
+    if row.state is JobState.COMPLETED:
+        assert progress.samples_written + progress.samples_rejected == progress.samples_planned
+    events = store.read(jobs.events, name, limit=10_000)
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert (events[-1].progress, events[-1].state) == (progress, row.state)
+    for before, after in pairwise(events):
+        assert after.state is before.state or after.state in JOB_MOVES[before.state]
 
 
 def reach(store: Store, state: JobState, number: int = 1) -> JobRow:

@@ -2,21 +2,17 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.job import JOB_MOVES, JobState
 from service.errors import Conflict, LeaseLost, Outcome
 from service.store import (
     PlanLease,
     PublishLease,
     Store,
-    TaskState,
     UnitLease,
-    commits,
     jobs,
     migration,
     plans,
@@ -31,6 +27,7 @@ from tests.support.store_cases import (
     PROBLEM,
     TTL_S,
     Clock,
+    check_sums,
     commit,
     job_id,
     planned,
@@ -111,35 +108,6 @@ class Walk:
     def wait(self, pick: int) -> None:
         self.clock.advance(TTL_S * pick / 2)
 
-    def check(self) -> None:
-        """Compare every counter with the rows it counts."""
-        row, all_units, made = (
-            self.store.read(jobs.job, JOB),
-            self.store.read(units.of_job, JOB),
-            self.store.read(commits.unit_commits, JOB),
-        )
-        states = [unit.state for unit in all_units]
-        progress = row.progress
-        rejects = self.store.read(commits.rejects, JOB)
-        assert progress.units_planned == len(all_units)
-        assert progress.units_done == states.count(TaskState.DONE) == len(made)
-        assert progress.units_failed == states.count(TaskState.FAILED)
-        assert progress.tokens_planned == sum(unit.num_tokens for unit in all_units)
-        assert progress.samples_rejected == len(rejects)
-        of_plan = len(rejects) - sum(len(commit.rejects) for commit in made)
-        assert progress.samples_planned == sum(unit.num_samples for unit in all_units) + of_plan
-        assert progress.samples_written == sum(shard.rows for shard in self.store.read(commits.shards, JOB))
-        assert progress.tokens_written == sum(commit.num_tokens for commit in made)
-        if row.state is not JobState.RUNNING:
-            assert TaskState.LEASED not in states
-        if row.state is JobState.COMPLETED:
-            assert progress.samples_written + progress.samples_rejected == progress.samples_planned
-        events = self.store.read(jobs.events, JOB, limit=10_000)
-        assert [event.id for event in events] == list(range(1, len(events) + 1))
-        assert events[-1].progress == progress
-        for before, after in pairwise(events):
-            assert after.state is before.state or after.state in JOB_MOVES[before.state]
-
 
 AHEAD = [
     Walk.lease_plan, Walk.add_unit, Walk.lease_unit, Walk.commit_unit,
@@ -174,4 +142,4 @@ def test_counters_rows_and_events_agree_after_any_verbs(
         for verb, pick in steps:
             with suppress(Conflict, LeaseLost):
                 verb(walk, pick)
-            walk.check()
+            check_sums(store, JOB)

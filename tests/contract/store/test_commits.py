@@ -6,15 +6,14 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from service.errors import IdentityChanged, LeaseLost, StatesWrong
+from service.errors import IdentityChanged, StatesWrong
 from service.store import NewJob, Store, TaskState, UnitCommit, commits, jobs, plans, units
 from service.store.tables import UNIT_PLAN
 from tests.support.store_cases import (
     CHECKS,
     IDENTITY,
-    TTL_S,
-    Clock,
     a_request,
+    account,
     capture,
     commit,
     job_id,
@@ -27,19 +26,6 @@ from tests.support.store_cases import (
     start_plan,
     start_units,
 )
-
-
-def account(store: Store) -> tuple[object, ...]:
-    """Return all that a commit could leave behind."""
-    name = job_id(1)
-    return (
-        store.read(jobs.job, name),
-        store.read(units.of_job, name),
-        store.read(commits.shards, name),
-        store.read(commits.unit_commits, name),
-        store.read(commits.rejects, name),
-        store.read(jobs.events, name),
-    )
 
 
 def test_a_commit_makes_the_unit_done_with_all_it_is_made_of(store: Store) -> None:
@@ -96,40 +82,6 @@ def test_rejects_of_plan_and_units_are_paged_by_position(store: Store) -> None:
     first = store.read(commits.rejects, job_id(1), limit=3)
     assert [entry.position for entry in first] == [0, 3, 5]
     assert store.read(commits.rejects, job_id(1), after=5) == [reject(9)]
-
-
-def test_a_second_commit_of_the_same_attempt_is_refused(store: Store) -> None:
-    start_units(store, units=1)
-    lease = lease_unit(store)
-    commit(store, lease)
-    before = account(store)
-    with pytest.raises(LeaseLost):
-        commit(store, lease)
-    assert account(store) == before
-
-
-def test_nothing_of_a_zombie_is_visible(store: Store, clock: Clock) -> None:
-    """1. A worker stops beating. 2. Its unit is leased anew. 3. It commits before, and 4. after its heir."""
-    start_units(store, units=1)
-    zombie = lease_unit(store)
-    clock.advance(TTL_S)
-    heir = lease_unit(store, "heir")
-    before = account(store)
-    with pytest.raises(LeaseLost):
-        commit(store, zombie, rejects=(reject(0),))
-    assert account(store) == before
-    commit(store, heir)
-    with pytest.raises(LeaseLost):
-        commit(store, zombie, rejects=(reject(0),))
-    assert store.read(commits.unit_commits, job_id(1)) == [made(heir)]
-
-
-def test_a_worker_that_beat_too_late_may_commit_while_nobody_took_over(store: Store, clock: Clock) -> None:
-    start_units(store, units=1)
-    lease = lease_unit(store)
-    clock.advance(10 * TTL_S)
-    commit(store, lease)
-    assert store.read(commits.unit_commits, job_id(1)) == [made(lease)]
 
 
 def lost_row(commit: UnitCommit) -> UnitCommit:

@@ -1,13 +1,8 @@
 """A push or a deletion that is tried again: the job says why, and a push is blocked after its attempts."""
 
-from collections.abc import Callable
-
-import pytest
-
 from schemas.job import JobState
-from service.errors import LeaseLost, Outcome
+from service.errors import Outcome
 from service.store import Store, deletion, jobs, publishing, tasks
-from service.store.values import Lease
 from tests.support.store_cases import OWNER, PROBLEM, TTL_S, Clock, capture, job_id, lease_publish
 
 ATTEMPTS = 3
@@ -66,20 +61,3 @@ def test_a_deletion_is_tried_again_for_as_long_as_it_fails(store: Store, clock: 
         store.write(tasks.fail, lease, PROBLEM, Outcome.FAIL, 1)
         assert told(store) == (JobState.DELETING, "why")
         clock.advance(TTL_S)
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [lambda tx, lease: tasks.fail(tx, lease, PROBLEM, Outcome.RETRY, ATTEMPTS), publishing.advance],
-    ids=["fail", "advance"],
-)
-def test_a_publisher_that_lost_its_lease_tells_nothing(
-    store: Store, clock: Clock, verb: Callable[[object, Lease], None]
-) -> None:
-    capture(store)
-    stale = lease_publish(store)
-    clock.advance(TTL_S)
-    lease_publish(store, "heir")
-    with pytest.raises(LeaseLost):
-        store.write(verb, stale)
-    assert told(store) == (JobState.PUBLISHING, None)

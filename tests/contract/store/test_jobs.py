@@ -11,7 +11,6 @@ from schemas.keys import NewKey, Scope
 from service.errors import (
     IdempotencyConflict,
     IllegalMove,
-    LeaseLost,
     NotFound,
     Outcome,
     QuotaExceeded,
@@ -28,7 +27,6 @@ from service.store import (
     jobs,
     keys,
     plans,
-    publishing,
     tasks,
     units,
 )
@@ -44,11 +42,9 @@ from tests.support.store_cases import (
     commit,
     job_id,
     lease_plan,
-    lease_publish,
     lease_unit,
     provenance,
     reach,
-    start_plan,
     start_units,
     stop_job,
     submit,
@@ -230,37 +226,6 @@ def test_a_verb_moves_a_job_exactly_where_the_table_allows_it(
         assert store.read(jobs.job, before.id) == before
 
 
-def test_cancel_voids_the_leases_on_units_and_does_not_count_their_attempts(store: Store) -> None:
-    start_units(store)
-    lease = lease_unit(store)
-    store.write(jobs.cancel, job_id(1))
-    assert [(row.state, row.attempts) for row in store.read(units.of_job, job_id(1))] == [
-        (TaskState.PENDING, 0)
-    ] * 2
-    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
-    with pytest.raises(LeaseLost):
-        commit(store, lease)
-    assert units.lease(store, OWNER, TTL_S) is None
-
-
-def test_cancel_voids_the_lease_on_the_plan(store: Store) -> None:
-    lease = start_plan(store)
-    store.write(jobs.cancel, job_id(1))
-    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
-    with pytest.raises(LeaseLost):
-        store.write(plans.finish, lease, ())
-
-
-def test_cancel_voids_the_lease_on_the_repository(store: Store) -> None:
-    capture(store, number=1, repo_id="org/data")
-    capture(store, number=2, repo_id="org/data")
-    lease = lease_publish(store)
-    store.write(jobs.cancel, lease.job_id)
-    with pytest.raises(LeaseLost):
-        store.write(publishing.complete, lease, "c0ffee")
-    assert lease_publish(store).job_id == job_id(2)
-
-
 def test_a_resumed_job_goes_on_with_what_it_has(store: Store) -> None:
     """1. One of two units is done. 2. The other fails for good. 3. After resume only that one is left."""
     start_units(store)
@@ -274,32 +239,6 @@ def test_a_resumed_job_goes_on_with_what_it_has(store: Store) -> None:
     assert plans.lease(store, OWNER, TTL_S) is None, "its plan is done"
     lease = lease_unit(store)
     assert (lease.attempt_id.unit, lease.attempt_id.epoch, lease.attempts) == (1, 2, 1)
-
-
-def test_a_lease_that_moved_cannot_fail_or_block_its_job(store: Store, clock: Clock) -> None:
-    stale = start_plan(store)
-    clock.advance(TTL_S)
-    lease = lease_plan(store, "another")
-    for outcome in Outcome:
-        with pytest.raises(LeaseLost):
-            store.write(tasks.fail, stale, PROBLEM, outcome, 3)
-    store.write(tasks.fail, lease, PROBLEM, Outcome.FAIL, 3)
-    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
-
-
-def test_a_publisher_blocks_the_job_it_holds(store: Store) -> None:
-    capture(store)
-    store.write(tasks.fail, lease_publish(store), PROBLEM, Outcome.BLOCK, 3)
-    row = store.read(jobs.job, job_id(1))
-    assert (row.state, row.problem) == (JobState.BLOCKED, PROBLEM)
-
-
-def test_events_are_numbered_from_one_without_gaps(store: Store) -> None:
-    capture(store, units=3)
-    events = store.read(jobs.events, job_id(1))
-    assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert events[-1].progress == store.read(jobs.job, job_id(1)).progress
-    assert events[-1].state is store.read(jobs.state, job_id(1))
 
 
 def test_events_are_read_on_from_a_number(store: Store) -> None:

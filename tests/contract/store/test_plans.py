@@ -4,14 +4,13 @@ import pytest
 
 from schemas.job import JobState
 from schemas.keys import NewKey, Scope
-from service.errors import IdentityChanged, LeaseLost, Outcome, SourceRefused
-from service.store import NewJob, PlannedUnit, Store, TaskState, commits, jobs, keys, plans, tasks, units
+from service.errors import IdentityChanged, LeaseLost, SourceRefused
+from service.store import NewJob, PlannedUnit, Store, TaskState, commits, jobs, keys, plans, units
 from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
-    PROBLEM,
     TTL_S,
     Clock,
     a_request,
@@ -26,10 +25,6 @@ from tests.support.store_cases import (
 )
 
 MAX_DEATHS = POLICIES[TaskKind.PLAN].max_deaths
-
-
-def test_there_is_nothing_to_plan_without_a_job(store: Store) -> None:
-    assert plans.lease(store, OWNER, TTL_S) is None
 
 
 def test_leasing_a_plan_sets_the_job_running(store: Store) -> None:
@@ -57,42 +52,6 @@ def test_owners_are_planned_in_turns_within_a_priority(store: Store, clock: Cloc
     clock.advance(TTL_S + 1)  # none of them is planned any more
     store.write(jobs.cancel, job_id(3))
     assert [lease_plan(store).job_id for _ in range(3)] == [job_id(number) for number in (1, 4, 6)]
-
-
-def test_a_plan_has_one_planner_until_its_lease_runs_out(store: Store, clock: Clock) -> None:
-    first = start_plan(store)
-    clock.advance(TTL_S - 1)
-    assert plans.lease(store, "another", TTL_S) is None
-    clock.advance(1)
-    second = lease_plan(store, "another")
-    assert (second.job_id, second.epoch) == (first.job_id, first.epoch + 1)
-    for write in (
-        lambda: store.write(plans.set_identity, first, IDENTITY),
-        lambda: store.write(plans.add_unit, first, planned(0), (reject(7),)),
-        lambda: store.write(plans.finish, first, (reject(8),)),
-    ):
-        with pytest.raises(LeaseLost):
-            write()
-    assert store.write(tasks.extend, [first], TTL_S) == [first]
-    assert store.read(units.of_job, job_id(1)) == []
-    assert store.read(commits.rejects, job_id(1)) == []
-    assert not store.read(jobs.job, job_id(1)).progress.plan_done
-
-
-def test_an_extended_plan_stays_with_its_planner(store: Store, clock: Clock) -> None:
-    lease = start_plan(store)
-    clock.advance(TTL_S - 1)
-    store.write(tasks.extend, [lease], TTL_S)
-    clock.advance(TTL_S - 1)
-    assert plans.lease(store, "another", TTL_S) is None
-    store.write(plans.add_unit, lease, planned(0), ())
-
-
-def test_a_lease_that_ran_out_is_good_until_another_takes_over(store: Store, clock: Clock) -> None:
-    lease = start_plan(store)
-    clock.advance(10 * TTL_S)
-    store.write(plans.add_unit, lease, planned(0), ())
-    assert len(store.read(units.of_job, job_id(1))) == 1
 
 
 def test_units_can_be_leased_while_planning_goes_on(store: Store) -> None:
@@ -186,14 +145,6 @@ def test_an_empty_plan_is_refused_and_names_the_source(store: Store) -> None:
     assert not store.read(jobs.job, job_id(1)).progress.plan_done
 
 
-def test_a_finished_plan_is_never_leased_again(store: Store, clock: Clock) -> None:
-    lease = start_units(store)
-    with pytest.raises(LeaseLost):
-        store.write(plans.add_unit, lease, planned(9), ())
-    clock.advance(10 * TTL_S)
-    assert plans.lease(store, OWNER, TTL_S) is None
-
-
 def test_a_queued_job_whose_plan_is_done_runs_on_without_a_planner(store: Store) -> None:
     start_units(store)
     store.write(jobs.cancel, job_id(1))
@@ -216,34 +167,6 @@ def test_a_resumed_plan_begins_again_with_a_new_epoch(store: Store) -> None:
     store.write(plans.add_unit, lease, planned(0), ())
     store.write(plans.add_unit, lease, planned(1), ())
     assert store.read(jobs.job, job_id(1)).progress.units_planned == 2
-
-
-def test_a_failed_plan_waits_for_the_end_of_its_lease_and_for_a_person_in_the_end(
-    store: Store, clock: Clock
-) -> None:
-    """1. Tries fail; planners that vanish, that had no store, or that end in order are between them.
-
-    2. The third that fails blocks the job. 3. Resumed, it has three again.
-    """
-    submit(store)
-    for _ in range(2):
-        for outcome in (Outcome.RETRY, Outcome.VOID, Outcome.RETRY):
-            store.write(tasks.fail, lease_plan(store), PROBLEM, outcome, 3)
-            assert plans.lease(store, "at once", TTL_S) is None
-            clock.advance(TTL_S)
-            lease_plan(store, "ends in order")
-            store.write(tasks.release_owner, "ends in order")
-        lease_plan(store, "vanishes")
-        clock.advance(TTL_S)
-        last = lease_plan(store)
-        store.write(tasks.fail, last, PROBLEM, Outcome.RETRY, 3)
-        assert (store.read(jobs.state, job_id(1)), store.read(jobs.job, job_id(1)).problem) == (
-            JobState.BLOCKED,
-            PROBLEM,
-        )
-        with pytest.raises(LeaseLost):
-            store.write(tasks.fail, last, PROBLEM, Outcome.RETRY, 3)
-        store.write(jobs.resume, job_id(1))
 
 
 def test_a_plan_that_gets_on_has_all_its_tries_again(store: Store, clock: Clock) -> None:

@@ -59,42 +59,11 @@ def test_a_job_of_rejects_alone_is_published_without_provenance(store: Store) ->
     assert (lease.job_id, lease.identity, lease.provenance) == (job_id(1), IDENTITY, None)
 
 
-def test_a_published_job_is_complete_and_never_leased_again(store: Store, clock: Clock) -> None:
+def test_a_published_job_is_complete_and_names_its_commit(store: Store) -> None:
     capture(store, repo_id=REPO)
-    lease = lease_publish(store)
-    store.write(publishing.complete, lease, "c0ffee")
+    store.write(publishing.complete, lease_publish(store), "c0ffee")
     row = store.read(jobs.job, job_id(1))
     assert (row.state, row.hub_commit, row.view().hub_commit) == (JobState.COMPLETED, "c0ffee", "c0ffee")
-    clock.advance(10 * TTL_S)
-    assert publishing.lease(store, OWNER, TTL_S) is None
-    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
-    with pytest.raises(LeaseLost):
-        store.write(publishing.complete, lease, "decade")
-    assert store.read(jobs.job, job_id(1)).hub_commit == "c0ffee"
-
-
-def test_a_publisher_that_stopped_beating_is_replaced_and_fenced(store: Store, clock: Clock) -> None:
-    capture(store)
-    stale = lease_publish(store)
-    clock.advance(TTL_S - 1)
-    assert publishing.lease(store, "heir", TTL_S) is None
-    clock.advance(1)
-    heir = lease_publish(store, "heir")
-    assert (heir.job_id, heir.epoch) == (stale.job_id, stale.epoch + 1)
-    assert store.write(tasks.extend, [stale], TTL_S) == [stale]
-    with pytest.raises(LeaseLost):
-        store.write(publishing.complete, stale, "stale")
-    store.write(publishing.complete, heir, "heir")
-    assert store.read(jobs.job, job_id(1)).hub_commit == "heir"
-
-
-def test_an_extended_publisher_keeps_its_repository(store: Store, clock: Clock) -> None:
-    capture(store)
-    lease = lease_publish(store)
-    clock.advance(TTL_S - 1)
-    store.write(tasks.extend, [lease], TTL_S)
-    clock.advance(TTL_S - 1)
-    assert publishing.lease(store, "heir", TTL_S) is None
 
 
 def test_one_repository_has_one_committer_at_a_time(store: Store) -> None:

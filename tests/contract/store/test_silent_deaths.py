@@ -81,14 +81,6 @@ def test_the_block_is_told_as_an_event_of_the_unit_and_one_of_the_job(store: Sto
     ]
 
 
-def test_the_next_job_is_served_when_one_is_blocked(store: Store, clock: Clock) -> None:
-    start_units(store, units=1, number=1)
-    start_units(store, units=1, number=2)
-    vanish(store, clock, MAX_DEATHS, job=job_id(1))
-    assert lease_unit(store, job=job_id(1)).attempt_id.job_id == job_id(2)
-    assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED
-
-
 def test_nothing_of_a_blocked_job_can_be_committed(store: Store, clock: Clock) -> None:
     """The last worker over the unit was slow and not dead, and another one holds the job's second unit."""
     start_units(store, units=2)
@@ -102,15 +94,6 @@ def test_nothing_of_a_blocked_job_can_be_committed(store: Store, clock: Clock) -
         with pytest.raises(LeaseLost):
             commit(store, lease)
     assert counted(store) == [(TaskState.PENDING, 0, MAX_DEATHS), (TaskState.PENDING, 0, 0)]
-
-
-def test_a_slow_worker_may_commit_until_another_takes_its_unit(store: Store, clock: Clock) -> None:
-    start_units(store, units=1)
-    vanish(store, clock, MAX_DEATHS - 1)
-    slow = lease_unit(store, "slow")
-    clock.advance(TTL_S)
-    commit(store, slow)
-    assert counted(store) == [(TaskState.DONE, 1, MAX_DEATHS - 1)]
 
 
 def test_a_resumed_job_has_all_its_deaths_before_it_again(store: Store, clock: Clock) -> None:

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import pytest
 
 from schemas.dataset.columns import CONTENT_HASH_BYTES
-from schemas.job import JOB_MOVES, JobState
+from schemas.job import JobState
 from schemas.keys import NewKey, Scope
 from schemas.request import ExtractRequest
 from schemas.schedule import NewSchedule, ScheduleChange
@@ -27,7 +26,6 @@ from service.errors import Conflict, LeaseLost, NotFound, Outcome, QuotaExceeded
 from service.store import (
     NewJob,
     Store,
-    TaskState,
     commits,
     deletion,
     jobs,
@@ -39,7 +37,17 @@ from service.store import (
     tasks,
     units,
 )
-from tests.support.store_cases import IDENTITY, PROBLEM, ROOMY, a_request, job_id, made, planned, reject
+from tests.support.store_cases import (
+    IDENTITY,
+    PROBLEM,
+    ROOMY,
+    a_request,
+    check_sums,
+    job_id,
+    made,
+    planned,
+    reject,
+)
 
 SECONDS = int(os.environ.get("STRESS_SECONDS", "20"))
 FASTER = 60
@@ -200,38 +208,6 @@ ACTS: list[Act] = [
 ]  # fmt: skip
 
 
-def check_job(store: Store, name: str) -> None:
-    """Compare every counter with the rows it counts, and the events with the states."""
-    row = store.read(jobs.job, name)
-    all_units, committed = store.read(units.of_job, name), store.read(commits.unit_commits, name)
-    progress, states = row.progress, [unit.state for unit in all_units]
-    rejects = store.read(commits.rejects, name)
-    assert progress.units_planned == len(all_units)
-    assert progress.units_done == states.count(TaskState.DONE) == len(committed)
-    assert progress.units_failed == states.count(TaskState.FAILED)
-    assert progress.tokens_planned == sum(unit.num_tokens for unit in all_units)
-    assert progress.samples_rejected == len(rejects)
-    of_plan = len(rejects) - sum(len(commit.rejects) for commit in committed)
-    assert progress.samples_planned == sum(unit.num_samples for unit in all_units) + of_plan
-    shards = store.read(commits.shards, name)
-    assert progress.samples_written == sum(shard.rows for shard in shards)
-    assert progress.bytes_written == sum(shard.bytes for shard in shards)
-    assert progress.tokens_written == sum(commit.num_tokens for commit in committed)
-    epochs = {unit.unit: unit.epoch for unit in all_units}
-    for commit in committed:
-        assert commit.attempt_id.epoch <= epochs[commit.attempt_id.unit]
-        assert all(shard.epoch == commit.attempt_id.epoch for shard in commit.shards)
-    if row.state is not JobState.RUNNING:
-        assert TaskState.LEASED not in states
-    if row.state is JobState.COMPLETED:
-        assert progress.samples_written + progress.samples_rejected == progress.samples_planned
-    events = store.read(jobs.events, name, limit=10_000)
-    assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert events[-1].progress == progress
-    for before, after in pairwise(events):
-        assert after.state is before.state or after.state in JOB_MOVES[before.state]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 def test_many_threads_leave_counters_that_are_the_sums_of_their_rows(url: str) -> None:
@@ -260,7 +236,7 @@ def play(store: Store, name: str) -> None:
         page, cursor = store.read(jobs.page, cursor=cursor, limit=200)
         rows += page
     for row in rows:
-        check_job(store, row.id)
+        check_sums(store, row.id)
     completed = sum(row.state is JobState.COMPLETED for row in rows)
     print(f"{name}: {dict(crowd.calls)}, {len(rows)} jobs at the end, {completed} completed")
     assert completed

@@ -9,7 +9,7 @@ from sqlalchemy import delete
 from schemas.job import JobState
 from schemas.receipts import AttemptId
 from service.errors import LeaseLost, Outcome, QuarryError, internal_error
-from service.store import Store, TaskState, UnitRow, jobs, plans, tasks, units
+from service.store import Store, TaskState, UnitRow, jobs, tasks, units
 from service.store.tables import UNIT
 from tests.support.store_cases import (
     IDENTITY,
@@ -21,7 +21,6 @@ from tests.support.store_cases import (
     job_id,
     lease_unit,
     planned,
-    start_plan,
     start_units,
 )
 
@@ -29,11 +28,6 @@ from tests.support.store_cases import (
 def only(store: Store) -> UnitRow:
     (row,) = store.read(units.of_job, job_id(1))
     return row
-
-
-def test_there_is_nothing_to_lease_without_units(store: Store) -> None:
-    start_plan(store)
-    assert units.lease(store, OWNER, TTL_S) is None
 
 
 def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
@@ -88,26 +82,6 @@ def test_the_preferred_job_comes_before_older_ones_while_it_has_work(store: Stor
     assert lease_unit(store, job=job_id(9)).attempt_id.job_id == job_id(1)
 
 
-def test_a_lease_that_ran_out_goes_to_the_next_with_the_next_epoch(store: Store, clock: Clock) -> None:
-    start_units(store, units=1)
-    first = lease_unit(store)
-    clock.advance(TTL_S - 1)
-    assert units.lease(store, "another", TTL_S) is None
-    clock.advance(1)
-    second = lease_unit(store, "another")
-    assert second.attempt_id == first.attempt_id.model_copy(update={"epoch": 2})
-    assert second.attempts == 1
-
-
-def test_extended_leases_do_not_run_out(store: Store, clock: Clock) -> None:
-    start_units(store, units=2)
-    leases = [lease_unit(store), lease_unit(store)]
-    clock.advance(TTL_S - 1)
-    assert store.write(tasks.extend, leases, TTL_S) == []
-    clock.advance(TTL_S - 1)
-    assert units.lease(store, "another", TTL_S) is None
-
-
 def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) -> None:
     """Lost are one taken over, one of a cancelled job and one of another owner; the fourth is still ours."""
     start_units(store, units=1, number=1)
@@ -135,47 +109,6 @@ def test_a_released_unit_waits_as_if_the_attempt_had_not_been(store: Store) -> N
     store.write(tasks.release, lease)
     assert only(store) == UnitRow(0, TaskState.PENDING, 1, 0, 2, 10, None)
     assert lease_unit(store, "another").attempt_id.epoch == 2
-
-
-CHANGES = {"epoch": {"epoch": 2}, "owner": {"owner": "another"}, "unit": {"item": 7}}
-
-
-@pytest.mark.parametrize("change", [*CHANGES, "released", "done", "cancelled", "resumed", "taken"])
-def test_no_write_of_an_attempt_that_lost_its_unit_is_kept(store: Store, clock: Clock, change: str) -> None:
-    start_units(store, units=1)
-    lease = lease_unit(store)
-    if change in CHANGES:
-        lease = replace(lease, **CHANGES[change])
-    elif change == "released":
-        store.write(tasks.release, lease)
-    elif change == "done":
-        commit(store, lease)
-    elif change == "taken":
-        clock.advance(TTL_S)
-        lease_unit(store)
-    else:
-        store.write(jobs.cancel, job_id(1))
-        if change == "resumed":
-            store.write(jobs.resume, job_id(1))
-            assert plans.lease(store, OWNER, TTL_S) is None
-    before = (
-        store.read(jobs.job, job_id(1)),
-        store.read(units.of_job, job_id(1)),
-        store.read(jobs.events, job_id(1)),
-    )
-    for write in (
-        lambda: store.write(tasks.release, lease),
-        lambda: store.write(tasks.fail, lease, PROBLEM, Outcome.FAIL, 3),
-        lambda: commit(store, lease),
-    ):
-        with pytest.raises(LeaseLost):
-            write()
-    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
-    assert (
-        store.read(jobs.job, job_id(1)),
-        store.read(units.of_job, job_id(1)),
-        store.read(jobs.events, job_id(1)),
-    ) == before
 
 
 def test_a_failed_attempt_is_tried_again_until_the_last(store: Store) -> None:
