@@ -30,14 +30,10 @@ def spoil_requests(database: Store) -> None:
         tx.connection.execute(text("UPDATE request SET body = 'unreadable'"))
 
 
-def test_the_list_reads_no_request(unreadable: Store) -> None:
+def test_a_job_and_the_list_are_read_without_requests_and_say_the_same(unreadable: Store) -> None:
     (listed,), _ = unreadable.read(jobs.page)
     assert (listed.id, listed.state, listed.problem) == (job_id(1), JobState.FAILED, PROBLEM)
     assert (listed.model, listed.source_kind) == ("org/model", "inline")
-
-
-def test_a_job_is_read_without_its_request_and_says_what_the_list_says(unreadable: Store) -> None:
-    (listed,), _ = unreadable.read(jobs.page)
     assert unreadable.read(jobs.job, job_id(1)) == listed
     with pytest.raises(NotFound):
         unreadable.read(jobs.job, job_id(2))
@@ -82,11 +78,6 @@ def test_a_listed_job_names_its_model_and_the_kind_of_its_source(store: Store, s
     store.write(jobs.submit, NewJob.of(job_id(1), "key", ExtractRequest(model="org/another", source=source)))
     (listed,), _ = store.read(jobs.page)
     assert (listed.model, listed.source_kind) == ("org/another", source.kind)
-
-
-def test_a_job_submitted_again_is_listed_once(store: Store) -> None:
-    assert submit(store) == submit(store)
-    assert len(store.read(jobs.page)[0]) == 1
 
 
 def test_new_events_are_the_newest_of_each_job_and_say_which_jobs_are_gone(store: Store) -> None:

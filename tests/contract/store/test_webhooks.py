@@ -109,8 +109,7 @@ def test_a_report_that_is_not_taken_comes_again_by_the_same_id(
     store: Store, settings: Settings, receiver: Receiver, clock: Clock, answer: int
 ):
     receiver.answers = [answer]
-    submit(store, receiver.url)
-    store.write(jobs.cancel, JOB)
+    end(store, receiver.url)
     assert run(store, settings)
     assert not run(store, settings)
     clock.advance(webhooks.WAITS_S[0])
@@ -145,8 +144,7 @@ def test_it_is_given_up_in_the_end_and_tried_again_when_somebody_asks(
 
 
 def test_an_attempt_is_fenced_by_one_that_somebody_asked_for(store: Store, clock: Clock):
-    submit(store, "https://hooks.example/")
-    store.write(jobs.cancel, JOB)
+    end(store, "https://hooks.example/")
     old = webhooks.lease(store, OWNER, TTL_S)
     assert old is not None
     store.write(webhooks.again, JOB)
@@ -161,8 +159,7 @@ def test_a_server_that_sends_its_answer_slowly_is_left(
 ):
     monkeypatch.setattr(control, "DEADLINE_S", 0.5)
     receiver.answers = ["HTTP/1.1 204 No Content\r\n" + "X: y\r\n" * 1000]
-    submit(store, receiver.url)
-    store.write(jobs.cancel, JOB)
+    end(store, receiver.url)
     assert run(store, settings)
     ((_, problem),) = said(store)
     assert problem is not None and "did not answer in time" in problem.detail
@@ -172,8 +169,7 @@ def test_a_certificate_of_nobody_is_refused(
     store: Store, settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("SSL_CERT_FILE")
-    submit(store, receiver.url)
-    store.write(jobs.cancel, JOB)
+    end(store, receiver.url)
     assert run(store, settings)
     ((_, problem),) = said(store)
     assert problem is not None and "certificate" in problem.detail
@@ -215,8 +211,7 @@ def test_a_name_that_is_not_resolved_in_time_is_left_and_one_that_cannot_be_is_g
     ended = threading.Event()
     monkeypatch.setattr(control, "DEADLINE_S", 0.2)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [ended.wait(60)][1:])
-    submit(store, "https://slow.example/")
-    store.write(jobs.cancel, JOB)
+    end(store, "https://slow.example/")
     at = store.read(jobs.job, JOB).updated_at
     assert run(store, settings)
     ended.set()
@@ -237,8 +232,7 @@ def test_a_name_that_is_not_resolved_in_time_is_left_and_one_that_cannot_be_is_g
 
 def test_what_a_receiver_says_is_cut(store: Store, settings: Settings, receiver: Receiver):
     receiver.answers = ["BANNER" * 3]
-    submit(store, receiver.url)
-    store.write(jobs.cancel, JOB)
+    end(store, receiver.url)
     assert run(store, settings)
     ((_, problem),) = said(store)
     assert problem is not None and len(problem.detail) < 300
@@ -248,8 +242,7 @@ def test_a_report_that_waits_is_not_hurried_by_a_resume(
     store: Store, settings: Settings, receiver: Receiver, clock: Clock
 ):
     receiver.answers = [500]
-    submit(store, receiver.url)
-    store.write(jobs.cancel, JOB)
+    end(store, receiver.url)
     assert run(store, settings)
     store.write(jobs.resume, JOB)
     stop_job(store, JOB, JobState.BLOCKED)
@@ -267,8 +260,7 @@ def test_the_secret_of_an_owner_signs_for_nobody_else(
         with pytest.raises(OptionRefused, match="webhook"):
             secret("a", settings.model_copy(update={"webhook_secret_file": file}))
     own(store, "a")
-    submit(store, receiver.url, owner="a")
-    store.write(jobs.cancel, JOB)
+    end(store, receiver.url, owner="a")
     assert run(store, settings)
     assert body_of(receiver.came[0], secret("a", settings)).data.owner == "a"
 
