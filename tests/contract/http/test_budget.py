@@ -60,6 +60,12 @@ def key_of(api: httpx2.Client, name: str, model: Path) -> dict[str, str]:
     return {"Authorization": f"Bearer {api.post('/keys', json=new, headers=ADMIN).json()['key']}"}
 
 
+def revoke(api: httpx2.Client) -> None:
+    """Revoke the newest key."""
+    key_id = api.get("/keys", headers=ADMIN).json()["keys"][0]["id"]
+    api.delete(f"/keys/{key_id}", headers=ADMIN).raise_for_status()
+
+
 def large(model: Path) -> dict[str, Any]:
     return job_body(model, source={"kind": "inline", "samples": [{"text": "x" * 900_000}]})
 
@@ -298,8 +304,7 @@ def test_who_waits_for_units_hears_nothing_once_the_key_is_revoked(
     with ThreadPoolExecutor(1) as beside, stored(settings) as store:
         coming = beside.submit(api.get, f"/jobs/{made['id']}/units?wait=60", headers=key, timeout=60)
         assert looks.begun.acquire(timeout=30)
-        key_id = api.get("/keys", headers=ADMIN).json()["keys"][0]["id"]
-        api.delete(f"/keys/{key_id}", headers=ADMIN).raise_for_status()
+        revoke(api)
         complete(store, made["id"], num_units=1)
         assert problem_of(coming.result(), 401).field == "Authorization"
 
@@ -315,8 +320,7 @@ def test_a_stream_ends_once_its_key_is_revoked(
         lines = answer.iter_lines()
         while not next(lines).startswith("data:"):
             pass
-        key_id = api.get("/keys", headers=ADMIN).json()["keys"][0]["id"]
-        api.delete(f"/keys/{key_id}", headers=ADMIN).raise_for_status()
+        revoke(api)
         store.write(jobs.set_priority, made["id"], 7)
         store.write(jobs.cancel, made["id"])
         rest = "".join(lines)
@@ -335,8 +339,7 @@ def test_a_stream_of_a_silent_job_ends_once_its_key_is_revoked(
         lines = answer.iter_lines()
         while not next(lines).startswith("data:"):
             pass
-        key_id = api.get("/keys", headers=ADMIN).json()["keys"][0]["id"]
-        api.delete(f"/keys/{key_id}", headers=ADMIN).raise_for_status()
+        revoke(api)
         assert "data:" not in "".join(lines)
 
 

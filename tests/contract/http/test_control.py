@@ -12,15 +12,6 @@ from tests.support.api import complete, job_body, problem_of
 from tests.support.store_cases import OWNER, TTL_S
 
 
-def test_a_paused_job_is_given_to_nobody_until_it_is_resumed(
-    api: httpx2.Client, store: Store, job: JobSummary
-):
-    assert api.post(f"/jobs/{job.id}/pause").json()["state"] == "paused"
-    assert plans.lease(store, OWNER, TTL_S) is None
-    assert api.post(f"/jobs/{job.id}/resume").json()["state"] == "queued"
-    assert plans.lease(store, OWNER, TTL_S) is not None
-
-
 def test_jobs_of_a_higher_priority_come_first(api: httpx2.Client, store: Store, job: JobSummary, model: Path):
     """1. The second job is submitted before the others, the third is put before it. 2. They are leased."""
     body = job_body(model)

@@ -49,22 +49,6 @@ def test_a_key_is_one_job_whatever_becomes_of_its_source_and_no_other(api: httpx
     assert problem_of(api.post("/extract", json=body), 422).type == "urn:quarry:source-refused"
 
 
-@pytest.mark.parametrize("deleted_with", ["keep", "delete"])
-def test_the_key_of_a_deleted_job_names_no_other_job(
-    api: httpx2.Client, model: Path, deleted_with: str
-) -> None:
-    """1. A job is cancelled and deleted. 2. Its key, with whatever body, is a conflict that says so."""
-    key = {"Idempotency-Key": f"to {deleted_with}"}
-    first = api.post("/extract", json=job_body(model), headers=key).json()["id"]
-    api.post(f"/jobs/{first}/cancel")
-    assert api.delete(f"/jobs/{first}", params={"dataset": deleted_with}).status_code == 204
-    for body in (job_body(model), job_body(model) | {"loss": "last_turn"}):
-        problem = problem_of(api.post("/extract", json=body, headers=key), 409)
-        assert (problem.type, problem.field) == ("urn:quarry:idempotency-conflict", "Idempotency-Key")
-        assert first in problem.detail and "deleted" in problem.detail and "new key" in problem.cure
-    assert api.post("/extract", json=job_body(model)).json()["id"] != first
-
-
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "caf\u00e9"])
 def test_a_key_that_is_not_short_printable_ascii_is_refused(api: httpx2.Client, model: Path, key: str):
     headers = {"Idempotency-Key": key.encode("latin-1")}

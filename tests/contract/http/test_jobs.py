@@ -106,9 +106,11 @@ def test_a_verb_takes_no_body_but_an_empty_object(api: httpx2.Client, job: JobSu
     problem_of(api.post(f"/jobs/{job.id}/{verb}", content=b"{", headers=JSON), 422)
 
 
-def test_a_job_is_cancelled_and_resumed_where_its_state_allows_it(
+def test_a_job_is_paused_cancelled_and_resumed_where_its_state_allows_it(
     api: httpx2.Client, store: Store, job: JobSummary
 ):
+    assert api.post(f"/jobs/{job.id}/pause").json()["state"] == "paused"
+    assert api.post(f"/jobs/{job.id}/resume").json()["state"] == "queued"
     assert api.post(f"/jobs/{job.id}/cancel").json()["state"] == "cancelled"
     assert api.post(f"/jobs/{job.id}/cancel").json()["state"] == "cancelled"
     assert api.post(f"/jobs/{job.id}/resume", json={}).json()["state"] == "queued"

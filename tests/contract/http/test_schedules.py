@@ -163,10 +163,6 @@ def test_its_request_names_only_what_its_owner_may_use_whoever_changes_it(
     assert problem_of(refused, 422).field == "model"
 
 
-def test_a_name_is_given_once(api: httpx2.Client, nightly: str, body: dict[str, Any]) -> None:
-    assert problem_of(api.post("/schedules", json=body), 409).field == "name"
-
-
 def test_samples_are_posted_by_route_and_by_command(
     api: httpx2.Client, store: Store, settings: Settings, tmp_path: Path, body: dict[str, Any]
 ) -> None:

@@ -99,8 +99,9 @@ def test_the_key_of_a_deleted_job_is_free_after_thirty_days_and_names_a_new_job(
     for _ in range(2):
         with pytest.raises(IdempotencyConflict, match=job_id(1)):
             store.read(jobs.submitted, again)
-        with pytest.raises(IdempotencyConflict, match="was deleted"):
+        with pytest.raises(IdempotencyConflict, match="was deleted") as caught:
             store.write(jobs.submit, again)
+        assert "new key" in caught.value.cure
         store.write(deletion.forget, job_id(1))
     clock.advance(31 * 86_400)
     assert store.read(jobs.submitted, again) is None

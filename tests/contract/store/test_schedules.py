@@ -67,8 +67,9 @@ def test_a_slot_becomes_a_job_when_its_time_comes_and_once(store: Store, clock: 
 
 def test_a_name_is_given_once(store: Store) -> None:
     store.write(schedules.add, schedule())
-    with pytest.raises(Conflict, match="hourly"):
+    with pytest.raises(Conflict, match="hourly") as caught:
         store.write(schedules.add, schedule(cron="1 * * * *"))
+    assert caught.value.field == "name"
 
 
 def test_an_owner_has_so_many_schedules_and_the_operator_any_number(
