@@ -336,9 +336,9 @@ from service.errors import QuarryError
 from service.trainers.speculators import train
 
 refusals = []
-for dataset, *options in json.loads(sys.argv[1]):
+for live, dataset, *options in json.loads(sys.argv[1]):
     try:
-        train(dataset, options)
+        train(dataset, options, live=live)
     except QuarryError as error:
         refusals.append([type(error).__name__, error.field, error.detail, error.cure])
 torch.save(refusals, sys.argv[2])
@@ -351,10 +351,10 @@ def test_what_does_not_fit_is_refused_with_its_field_and_a_cure(dataset, tmp_pat
     other.mkdir()
     (other / "file").touch()
     cases = [
-        (str(unfinished),),
-        (str(dataset), "--target-layer-ids", "2", "7"),
-        (str(dataset), "--speculator-type", "eagle9"),
-        (str(dataset), "--data-path", str(other)),
+        (None, str(unfinished)),
+        (None, str(dataset), "--target-layer-ids", "2", "7"),
+        (None, str(dataset), "--speculator-type", "eagle9"),
+        (None, str(dataset), "--data-path", str(other)),
     ]
     refusals = loaded_by(REFUSED, json.dumps(cases), result=tmp_path / "result.pt")
     assert [(kind, field) for kind, field, _, _ in refusals] == [

@@ -19,7 +19,7 @@ from service.errors import Conflict
 from service.store import consumers, jobs
 from service.store.database import Transaction
 from tests.contract.export.conftest import HIDDEN
-from tests.contract.export.test_in_place import ON_CPU, TRAINED
+from tests.contract.export.test_in_place import ON_CPU, REFUSED, TRAINED
 from tests.support.api import serving
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
@@ -46,6 +46,15 @@ def kept(shop: Shop, real: Path) -> Path:
     job = shop.run(request(real, conversations(8, longest=10), loss="all"), "kept")
     assert job.state is JobState.COMPLETED, job.problem
     return shop.settings.dataset_dir(job.id)
+
+
+def planned_job(shop: Shop, real: Path) -> str:
+    """Plan a job whose rows go once they are consumed, and which is larger than the disk may hold."""
+    source = {"kind": "inline", "samples": list(conversations(SAMPLES, longest=40))}
+    storage = {"shard_bytes": 65_536, "retention": "consumed"}
+    job_id = shop.submit(request(real, [], source=source, storage=storage, loss="all"), "live")
+    shop.plan()
+    return job_id
 
 
 @contextmanager
@@ -125,10 +134,7 @@ def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
     shop: Shop, real: Path, kept: Path, tmp_path: Path, ranks: int, killed: bool, options: list[str]
 ) -> None:
     """1. The disk holds a part of the job. 2. Capture goes on as checkpoints are kept. 3. Every row came."""
-    source = {"kind": "inline", "samples": list(conversations(SAMPLES, longest=40))}
-    storage = {"shard_bytes": 65_536, "retention": "consumed"}
-    job_id = shop.submit(request(real, [], source=source, storage=storage, loss="all"), "live")
-    shop.plan()
+    job_id = planned_job(shop, real)
     planned = shop.store.read(jobs.job, job_id)
     assert planned.identity is not None
     assert planned.progress.tokens_planned * planned.identity.state_bytes_per_token > 1.5 * BUDGET
@@ -153,10 +159,7 @@ def test_an_acknowledgement_that_is_refused_ends_the_training_which_then_goes_on
     shop: Shop, real: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The disk is full, and the checkpoint that would make room is refused. 2. The next run makes it."""
-    source = {"kind": "inline", "samples": list(conversations(SAMPLES, longest=40))}
-    storage = {"shard_bytes": 65_536, "retention": "consumed"}
-    job_id = shop.submit(request(real, [], source=source, storage=storage, loss="all"), "live")
-    shop.plan()
+    job_id = planned_job(shop, real)
     acknowledge = consumers.acknowledge
 
     def refuse(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
@@ -194,25 +197,14 @@ def test_a_job_of_another_model_is_refused_and_one_that_failed_is_named(
             assert said in refused(tmp_path, words).replace(str(other), "another")
 
 
-REFUSED = """
-import json, sys
-import torch
-from service.errors import QuarryError
-from service.trainers.speculators import train
-
-refusals = []
-for live, *options in json.loads(sys.argv[2]):
-    try:
-        train(sys.argv[1], options, live=live)
-    except QuarryError as error:
-        refusals.append([error.field, error.detail, error.cure])
-torch.save(refusals, sys.argv[3])
-"""
-
-
 def test_what_does_not_fit_is_refused_with_its_field_and_a_cure(kept: Path, tmp_path: Path) -> None:
     job = "http://127.0.0.1:9/jobs/j-0123456789abcdef"
-    cases = [("http://127.0.0.1:9",), (job, "--epochs", "2"), (job, "--save-best")]
-    refusals = loaded_by(REFUSED, kept, json.dumps(cases), result=tmp_path / "result.pt")
-    assert [field for field, _, _ in refusals] == ["live", "epochs", "save_best"]
-    assert all(cure for _, _, cure in refusals)
+    of_kept = str(kept)
+    cases = [
+        ("http://127.0.0.1:9", of_kept),
+        (job, of_kept, "--epochs", "2"),
+        (job, of_kept, "--save-best"),
+    ]
+    refusals = loaded_by(REFUSED, json.dumps(cases), result=tmp_path / "result.pt")
+    assert [field for _, field, _, _ in refusals] == ["live", "epochs", "save_best"]
+    assert all(cure for *_, cure in refusals)

@@ -1,18 +1,15 @@
 """NeMo Automodel reads both caches, dumps the same of the same prompts, and trains on what we write."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from service.errors import OptionRefused
 from service.export.formats import nemo
 from service.export.options import Algorithm
 from service.export.run import export
-from tests.contract.export.conftest import HIDDEN, Truth, close, truths_of, wanted
-from tests.support.tiny_model import random_target
+from tests.contract.export.conftest import Truth, close, truths_of, wanted
 from tests.support.trainers import loaded_by
 
 pytestmark = pytest.mark.slow
@@ -175,12 +172,3 @@ def test_rows_that_are_cut_hold_what_the_whole_ones_hold_before_the_cut(modelled
     best = [token for _, token in sorted(zip((-times).tolist(), ids.tolist(), strict=True))][:DRAFT_VOCAB]
     rest = [token for token in range(DRAFT_VOCAB) if token not in ids.tolist()][: DRAFT_VOCAB - len(best)]
     assert manifests[0]["selected_token_ids"] == sorted(best + rest)
-
-
-def test_another_models_head_is_refused(modelled, real, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(real, other)
-    random_target(other, hidden=HIDDEN, dtype="float32", max_position=512, seed=9)
-    with pytest.raises(OptionRefused, match="another final norm than the dataset") as refused:
-        export(str(modelled), tmp_path / "out", wanted("nemo", **EAGLE3, target=str(other)))
-    assert refused.value.field == "target"
