@@ -9,14 +9,7 @@ from hypothesis import given, strategies as st
 from schemas.source import Sample
 from service.plan.sources import RejectReason, RowReject
 from service.plan.sources.conversations import FUNCTION_CALL, read_row
-
-
-def turns(sample: Sample | RowReject) -> list[dict[str, Any]]:
-    assert isinstance(sample, Sample), sample
-    return [message.for_template() for message in sample.messages or ()]
-
-
-ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+from tests.unit.plan.test_sources import ANSWER, ASK, turns
 
 
 def nested(depth: int) -> dict[str, Any]:

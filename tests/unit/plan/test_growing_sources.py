@@ -10,21 +10,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from schemas.source import Sample, Source
+from schemas.source import Sample
 from service.errors import SourceRefused
-from service.plan.sources import RowSource, SourceRow, open_source
+from service.plan.sources import RowSource, SourceRow
 from service.plan.sources.mix import interleaved
-from service.settings import Settings
-
-SOURCE: TypeAdapter[Any] = TypeAdapter(Source)
-
-
-def opened(root: Path, source: dict[str, Any], *frozen: object, may_be_empty: bool = False) -> RowSource:
-    settings = Settings(source_roots=(root,))
-    source_rows = open_source(SOURCE.validate_python(source), settings, *frozen, may_be_empty=may_be_empty)
-    return source_rows.listed()
+from tests.unit.plan.test_sources import opened
 
 
 def ids(source: RowSource) -> list[str]:

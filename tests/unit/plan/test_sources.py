@@ -16,15 +16,24 @@ from pydantic import TypeAdapter
 from schemas.keys import Grants, Scope
 from schemas.source import Sample, Source
 from service.errors import SourceRefused
-from service.plan.sources import RejectReason, RowReject, SourceRow, open_source
+from service.plan.sources import RejectReason, RowReject, RowSource, SourceRow, open_source
 from service.settings import Settings
 
 SOURCE: TypeAdapter[Any] = TypeAdapter(Source)
 
 
+def opened(root: Path, source: dict[str, Any], *frozen: object, **options: Any) -> RowSource:
+    """Open a source of files below the root; list it."""
+    settings = Settings(source_roots=(root,))
+    return open_source(SOURCE.validate_python(source), settings, *frozen, **options).listed()
+
+
+def of_files(root: Path, path: str | Path, **options: Any) -> RowSource:
+    return opened(root, {"kind": "file", "path": str(path)} | options)
+
+
 def rows_of(root: Path, path: str | Path, **options: Any) -> list[SourceRow]:
-    source = SOURCE.validate_python({"kind": "file", "path": str(path)} | options)
-    return list(open_source(source, Settings(source_roots=(root,))).listed().rows())
+    return list(of_files(root, path, **options).rows())
 
 
 def refusal(root: Path, path: str | Path, **options: Any) -> SourceRefused:
@@ -35,8 +44,7 @@ def refusal(root: Path, path: str | Path, **options: Any) -> SourceRefused:
 
 
 def print_of(root: Path, path: str | Path, **options: Any) -> str:
-    source = SOURCE.validate_python({"kind": "file", "path": str(path)} | options)
-    return open_source(source, Settings(source_roots=(root,))).listed().fingerprint()
+    return of_files(root, path, **options).fingerprint()
 
 
 def jsonl(path: Path, *rows: Any) -> Path:
@@ -54,9 +62,9 @@ ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content":
 
 def test_inline_samples_are_numbered_and_keep_their_ids(tmp_path: Path) -> None:
     source = SOURCE.validate_python({"kind": "inline", "samples": [{"id": "a", "text": "x"}, {"text": "y"}]})
-    opened = open_source(source, Settings())
-    assert [row.source_id for row in opened.rows()] == ["a", "1"]
-    assert opened.fingerprint().startswith("inline:")
+    read = open_source(source, Settings())
+    assert [row.source_id for row in read.rows()] == ["a", "1"]
+    assert read.fingerprint().startswith("inline:")
 
 
 @pytest.mark.parametrize(
@@ -131,9 +139,8 @@ def test_a_fault_of_a_part_names_the_part(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
     parts = [{"source": {"kind": "file", "path": jsonl(tmp_path / "a.jsonl", {"text": "x"}).name}}]
     parts += [{"source": {"kind": "file", "path": "b.parquet"}}]
-    mix = SOURCE.validate_python({"kind": "mix", "sources": parts})
     with pytest.raises(SourceRefused) as caught:
-        list(open_source(mix, Settings(source_roots=(tmp_path,))).listed().rows())
+        list(opened(tmp_path, {"kind": "mix", "sources": parts}).rows())
     assert caught.value.field == "source.sources.1.source.path"
 
 
@@ -285,9 +292,8 @@ def test_a_date_that_python_has_none_for_costs_its_row_alone(tmp_path: Path) -> 
 def test_a_label_of_an_unknown_time_zone_costs_its_rows_alone(tmp_path: Path) -> None:
     at = pa.array([0, None], pa.timestamp("s", tz="Mars/Olympus"))
     pq.write_table(pa.table({"text": ["x", "y"], "at": at}), tmp_path / "a.parquet")
-    source = SOURCE.validate_python({"kind": "file", "path": str(tmp_path)})
-    opened = open_source(source, Settings(source_roots=(tmp_path,)), labels=("at",)).listed()
-    bad, good = [row.content for row in opened.rows()]
+    read = opened(tmp_path, {"kind": "file", "path": str(tmp_path)}, labels=("at",))
+    bad, good = [row.content for row in read.rows()]
     assert isinstance(bad, RowReject) and "Mars/Olympus" in bad.detail
     assert good == Sample(text="y", labels={"at": None})
 
@@ -305,8 +311,7 @@ def test_a_file_whose_name_is_no_text_is_refused_by_name(tmp_path: Path) -> None
 
 def test_a_file_that_went_away_before_it_was_hashed_is_refused_by_name(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", {"text": "x"})
-    source = SOURCE.validate_python({"kind": "file", "path": str(file)})
-    read = open_source(source, Settings(source_roots=(tmp_path,))).listed()
+    read = of_files(tmp_path, file)
     file.unlink()
     with pytest.raises(SourceRefused, match=r"a\.jsonl"):
         read.fingerprint()
@@ -340,8 +345,7 @@ def test_a_file_that_is_another_since_it_was_found_is_not_read(
         else:
             pack = gzip.compress if name.endswith("gz") else bytes
             path.write_bytes(pack(b'{"text": "a secret"}\n'))
-    source = SOURCE.validate_python({"kind": "file", "path": str(file.parent)})
-    found = open_source(source, Settings(source_roots=(tmp_path / "root",))).listed()
+    found = of_files(tmp_path / "root", file.parent)
     assert len(list(found.rows())) == 1 and found.fingerprint()
     turns_it(file, outside)
     for read in (lambda: list(found.rows()), found.fingerprint):
@@ -363,9 +367,8 @@ def test_the_fingerprint_of_a_file_without_end_heeds_a_cancel(tmp_path: Path) ->
         if next(blocks, None) is None:
             raise PlanStopped
 
-    source = SOURCE.validate_python({"kind": "file", "path": str(file)})
     with pytest.raises(PlanStopped):
-        open_source(source, Settings(source_roots=(tmp_path,))).listed().fingerprint(watch)
+        of_files(tmp_path, file).fingerprint(watch)
 
 
 def test_the_fingerprint_of_files_follows_names_contents_and_limit_and_nothing_else(tmp_path: Path) -> None:
