@@ -79,13 +79,6 @@ def test_no_rows_are_no_fault(head):
     assert check_logits(head, []) == LogitVerdict(0, 0, 0.0, ())
 
 
-def test_gaps_are_differences_of_the_heads_own_logits(head):
-    (case,) = cases(head, 1)
-    logprobs = head.logprobs(case.last.state_H[None])[0]
-    gaps = head.gaps(case.last.state_H[None], torch.tensor([[5, 9, 5]]))
-    assert gaps.gap[0].tolist() == pytest.approx([0, float(logprobs[5] - logprobs[9]), 0], abs=1e-4)
-
-
 def test_states_of_another_row_are_named_with_both_gaps(head):
     rows = cases(head, 70)
     rows[3], rows[66] = (
