@@ -15,7 +15,7 @@ import pytest
 from connector.wire import RowRef
 from schemas.generate import Generate
 from schemas.names import attempt_dir
-from schemas.receipts import AbandonUnit, AttemptId, UnitFailed, UnitSealed
+from schemas.receipts import AttemptId, UnitFailed, UnitSealed
 from service.capture.engine import WITNESS_TOKENS, EngineSpec, Prompt, PromptRefused
 from service.proof.head import Head
 from service.settings import Settings
@@ -219,11 +219,3 @@ def test_a_prompt_the_engine_cannot_run_is_refused_and_the_engine_lives_on(bench
     with pytest.raises(PromptRefused):
         bench.loop.call(bench.engine.run(Prompt("bad", bad, None)))
     bench.loop.call(bench.engine.run(Prompt("good", (1, 2, 3), None)))
-
-
-def test_a_message_of_the_protocol_is_one_line():
-    from schemas.receipts import TO_CONNECTOR, line
-
-    said = line(AbandonUnit(attempt_id=AttemptId(job_id=JOB, unit=0, epoch=1)))
-    assert said.count(b"\n") == 1
-    assert isinstance(TO_CONNECTOR.validate_json(said), AbandonUnit)

@@ -140,11 +140,9 @@ def test_a_complete_folder_is_what_its_manifest_says_and_not_what_its_job_is_cal
 
 def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
     """Leave what a run leaves that is killed when it has found out what its dataset is."""
+    begin(out, job_id, request)
     settings = Settings(data_dir=out / ".quarry")
-    settings.data_dir.mkdir(parents=True)
     store = Store(settings.database())
-    store.write(migration.migrate)
-    store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     lease = plans.lease(store, "killed", 1.0)
     assert lease is not None
     content = asdict(content_of(ModelFolder(Path(request.model))))

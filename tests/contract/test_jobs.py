@@ -19,7 +19,6 @@ from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
-from tests.support.pg import Postgres
 from tests.support.roles import Capture, sweep
 from tests.support.tiny_model import random_target
 from tests.support.waiting import until
@@ -74,26 +73,6 @@ def test_a_generate_job_holds_prompt_and_answer(shop, target, capture):
         answer = row["num_tokens"] - row["prompt_tokens"]
         assert answer == (6 if capture == "one_pass" else 7)
         assert row["loss_mask"] == [0] * row["prompt_tokens"] + [1] * answer
-
-
-def test_planes_hold_the_same_states_in_less_space(shop, target):
-    body = request(target, conversations(20), storage={"shard_bytes": 262_144, "compression": "planes"})
-    job = shop.run(body)
-    assert job.state is JobState.COMPLETED, job.problem
-    report = verify_dataset(shop.settings.dataset_dir(job.id))
-    assert report.ok, report.findings
-
-
-def test_a_unit_whose_lease_was_lost_is_void_and_its_successor_commits(shop, target):
-    job_id = shop.submit(request(target, conversations(40)))
-    shop.plan()
-    stalled = units.lease(shop.store, "a stalled worker", 0.0)
-    assert stalled is not None
-    shop.finish(job_id)
-    assert shop.store.read(jobs.job, job_id).state is JobState.COMPLETED
-    assert_whole(shop, job_id, written=40, rejected=0)
-    (taken,) = [row for row in shop.store.read(units.of_job, job_id) if row.unit == stalled.attempt_id.unit]
-    assert taken.epoch == stalled.attempt_id.epoch + 1
 
 
 def test_a_dead_engine_costs_no_sample_and_its_units_no_attempt(shop, target, monkeypatch):
@@ -277,18 +256,6 @@ def test_a_completed_jobs_plans_are_swept(shop, target):
     assert sweep(shop.store, shop.settings) == [shop.settings.work_root / job.id]
 
 
-def test_the_same_job_planned_twice_has_the_same_samples(shop, target, tmp_path):
-    other = Shop.open(tmp_path / "other", target)
-    first = shop.run(request(target, conversations(30)))
-    second = other.run(request(target, conversations(30)))
-    ids = [
-        sorted(row["sample_id"] for row in one.rows(job.id)) for one, job in ((shop, first), (other, second))
-    ]
-    assert ids[0] == ids[1]
-    assert first.identity == second.identity
-    other.store.close()
-
-
 def test_a_model_that_changed_after_planning_is_refused_before_anything_is_captured(tmp_path):
     target = random_target(tmp_path / "models" / "mine", arch="llama", hidden=64, max_position=256)
     shop = Shop.open(tmp_path, target)
@@ -325,15 +292,6 @@ def test_an_engine_is_started_anew_only_for_a_job_that_it_cannot_serve(shop, tar
     shop.publish()
     assert [shop.store.read(jobs.job, job_id).state for job_id in job_ids] == [JobState.COMPLETED] * 4
     assert started == [(2, 4, 5, 8), (8,)]
-
-
-def test_a_whole_job_runs_on_postgresql(tmp_path, target, postgres: Postgres):
-    with postgres.database() as url:
-        shop = Shop.open(tmp_path, target, database_url=url)
-        job = shop.run(request(target, conversations(30)))
-        assert job.state is JobState.COMPLETED, job.problem
-        assert_whole(shop, job.id, written=30, rejected=0)
-        shop.store.close()
 
 
 def test_a_worker_whose_heartbeat_broke_ends_loudly_and_gives_its_units_back(tmp_path, target, monkeypatch):

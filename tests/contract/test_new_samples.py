@@ -343,16 +343,3 @@ def test_a_job_whose_schedule_was_deleted_before_it_was_planned_does_not_take_al
     job = nights.store.read(jobs.job, job_id)
     assert job.state is JobState.FAILED and job.progress.samples_planned == 0
     assert job.problem is not None and "the schedule was deleted" in job.problem.detail
-
-
-def test_a_planned_job_goes_on_when_its_schedule_is_deleted(nights: Nights) -> None:
-    nights.drop(range(4))
-    nights.night()
-    nights.drop(range(4, 6))
-    nights.submit()
-    job_id = nights.job().id
-    nights.shop.plan()
-    scheduling.remove(nights.store, nights.shop.settings, NAME)
-    nights.work()
-    job = nights.store.read(jobs.job, job_id)
-    assert job.state is JobState.COMPLETED and job.progress.samples_written == 2

@@ -51,19 +51,6 @@ def test_the_data_folder_may_be_a_relative_path(
     assert nights.once() == names([0])
 
 
-def test_what_is_posted_while_a_job_runs_waits_for_the_next(nights: Nights) -> None:
-    """1. A job is planned. 2. More is posted. 3. It completes and is swept. 4. The next takes the rest."""
-    nights.post(0, 1)
-    nights.submit()
-    nights.shop.plan()
-    nights.post(2)
-    nights.work()
-    sweep(nights.store, nights.shop.settings)
-    assert len(nights.waiting()) == 1
-    nights.night()
-    assert nights.once() == names(range(3))
-
-
 def test_samples_keep_what_they_hold(nights: Nights) -> None:
     told: list[dict[str, Any]] = [
         {"id": "s100", "text": "a text"},

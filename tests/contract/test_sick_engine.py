@@ -166,23 +166,6 @@ def test_an_engine_that_cannot_be_imported_is_its_workers_fault_and_no_jobs(
 
 
 @pytest.mark.slow
-def test_two_workers_whose_engines_both_die_block_the_job(
-    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DIES, "step")
-    job_id = sick.submit(request(target, conversations(10)))
-    sick.plan()
-
-    async def both() -> None:
-        loops = [Capture(sick.store, sick.settings, name, job_id) for name in ("one", "two")]
-        await asyncio.gather(*(loop.run() for loop in loops))
-
-    asyncio.run(asyncio.wait_for(both(), 120))
-    job = sick.store.read(jobs.job, job_id)
-    assert job.state is JobState.BLOCKED and job.progress.units_failed == 0
-
-
-@pytest.mark.slow
 def test_an_engine_that_dies_after_some_units_costs_no_sample(
     sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
