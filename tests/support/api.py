@@ -195,7 +195,7 @@ def answering(answers: Mapping[str, tuple[int, Any]]) -> Iterator[str]:
             self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Another) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

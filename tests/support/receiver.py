@@ -69,7 +69,7 @@ def receiving(folder: Path) -> Iterator[tuple[Receiver, Path]]:
     """Serve until the block ends; yield the server and its certificate."""
     certificate = _certificate(folder / "certificate.pem")
     with Receiver(certificate) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
             yield server, certificate

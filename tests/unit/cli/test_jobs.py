@@ -287,7 +287,7 @@ class Restarting(BaseHTTPRequestHandler):
 def test_a_job_is_followed_over_a_restart_of_the_service(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(clients, "POLL_S", 0.01)
     with ThreadingHTTPServer(("127.0.0.1", 0), Restarting) as server:
-        Thread(target=server.serve_forever).start()
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
         with Quarry(f"http://127.0.0.1:{server.server_port}") as caller:
             followed = [job.state for job in caller.follow(UNKNOWN)]
         server.shutdown()
