@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import and_, insert, or_, select, update
 
 from schemas.identity import Identity
 from schemas.job import RejectView
@@ -79,12 +79,7 @@ def add_unit(
     if stored == plan_sha256:
         return
     if stored is not None:
-        raise IdentityChanged(
-            f"unit {unit.unit} of job {job.id} was planned with other samples",
-            field="source",
-            cure="restore the source, QUARRY_UNIT_MAX_SAMPLES and the installed versions and resume,"
-            " or submit a new job",
-        )
+        raise _planned_differently(f"unit {unit.unit} of job {job.id} was planned with other samples")
     counts = {"num_samples": unit.num_samples, "num_tokens": unit.num_tokens}
     tx.connection.execute(insert(UNIT).values(**place, **counts, plan_sha256=plan_sha256))
     tx.connection.execute(insert(UNIT_PLAN).values(**place, content=unit.plan, sha256=plan_sha256))
@@ -98,21 +93,53 @@ def add_unit(
         samples_known=known,
         tokens_planned=unit.num_tokens,
     )
-    add_rejects(tx, job.id, None, rejects)
+    _add_planned(tx, job.id, rejects)
     record(tx, replace(job, progress=progress), "progress", f"unit {unit.unit} planned")
 
 
 def add_rejected(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], known: int) -> None:
-    """Add rejects that no unit is planned with; adding the same again changes nothing. Raises LeaseLost."""
+    """Add rejects that no unit is planned with; adding the same again changes nothing.
+
+    Raises IdentityChanged if others were planned, LeaseLost.
+    """
     job, task = tasks.held(tx, lease)
-    of_last = REJECT.c.position == rejects[-1].position, REJECT.c.turn == rejects[-1].turn
-    if tx.connection.scalar(select(REJECT.c.position).where(REJECT.c.job_id == job.id, *of_last)) is not None:
+    places = [(reject.position, reject.turn) for reject in rejects]
+    if _planned_since(tx, job.id, rejects) == places:
         return
     tasks.forgive(tx, task)
     num = len(rejects)
     progress = count(job.progress, samples_planned=num, samples_rejected=num, samples_known=known)
-    add_rejects(tx, job.id, None, rejects)
+    _add_planned(tx, job.id, rejects)
     record(tx, replace(job, progress=progress), "progress", f"{num} rows rejected")
+
+
+def _add_planned(tx: Transaction, job_id: str, rejects: Sequence[RejectView]) -> None:
+    """Add rejects that follow all those of the plan so far. Raises IdentityChanged if they do not."""
+    if _planned_since(tx, job_id, rejects):
+        raise _planned_differently(f"rows of job {job_id} were rejected between other units")
+    add_rejects(tx, job_id, None, rejects)
+
+
+def _planned_since(tx: Transaction, job_id: str, rejects: Sequence[RejectView]) -> list[tuple[int, int]]:
+    """Return position and turn of as many of the plan's rejects, beginning where `rejects` do."""
+    if not rejects:
+        return []
+    position, turn = REJECT.c.position, REJECT.c.turn
+    begin = rejects[0]
+    behind = or_(position > begin.position, and_(position == begin.position, turn >= begin.turn))
+    # `position >=` by itself: both databases find the first one by it in the primary key.
+    of_plan = REJECT.c.job_id == job_id, REJECT.c.unit.is_(None), position >= begin.position, behind
+    query = select(position, turn).where(*of_plan).order_by(position, turn).limit(len(rejects))
+    return [(row.position, row.turn) for row in tx.connection.execute(query)]
+
+
+def _planned_differently(what: str) -> IdentityChanged:
+    return IdentityChanged(
+        what,
+        field="source",
+        cure="restore the source, QUARRY_UNIT_MAX_SAMPLES and the installed versions and resume,"
+        " or submit a new job",
+    )
 
 
 def finish(
@@ -141,7 +168,7 @@ def finish(
         )
     if not progress.units_planned and progress.wrote_nothing_new:
         runs.note(tx, job.id, "no new samples")
-    add_rejects(tx, job.id, None, rejects)
+    _add_planned(tx, job.id, rejects)
     is_done = is_last or progress.units_planned == lease.first_unit
     progress = progress.model_copy(update={"plan_done": is_done})
     captured_at = job.captured_at if progress.units_planned else tx.now

@@ -1,5 +1,7 @@
 """Planning: one planner a job, units added once, the identity fixed, every reject counted."""
 
+from functools import partial
+
 import pytest
 
 from schemas.job import JobState
@@ -106,6 +108,23 @@ def test_rejects_without_a_unit_are_counted_once(store: Store, clock: Clock) -> 
         with pytest.raises(LeaseLost):
             store.write(plans.add_rejected, ended, (reject(5),), 0)
     assert store.read(commits.rejects, job_id(1)) == [reject(1), reject(4)]
+
+
+def test_rejects_planned_again_with_others_are_refused(store: Store) -> None:
+    lease = start_plan(store)
+    store.write(plans.add_rejected, lease, (reject(1), reject(4)), 0)
+    store.write(plans.add_rejected, lease, (reject(6), reject(7)), 0)
+    for others in ((reject(1), reject(5)), (reject(2), reject(4)), (reject(4), reject(8))):
+        for write in (
+            partial(store.write, plans.add_rejected, lease, others, 0),
+            partial(store.write, plans.add_unit, lease, planned(0), others),
+            partial(store.write, plans.finish, lease, others),
+        ):
+            with pytest.raises(IdentityChanged, match="rejected between other units"):
+                write()
+    store.write(plans.add_rejected, lease, (reject(1), reject(4)), 0)
+    store.write(plans.add_unit, lease, planned(0), (reject(8),))
+    assert store.read(commits.rejects, job_id(1)) == [reject(position) for position in (1, 4, 6, 7, 8)]
 
 
 def test_a_unit_planned_again_with_other_samples_is_refused(store: Store) -> None:
