@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, NoReturn, cast
 
 import pyarrow as pa
@@ -76,8 +76,10 @@ class FileRows:
         source, frozen, may_be_empty = self.source, self.names, self.may_be_empty
         places = partial(_places, roots=self.roots, closed=self.closed)
         try:
-            files = _listed(source, places)
+            files, walked = _listed(source, places)
             names = _readable(files) if frozen is None else frozen
+            if frozen is None and walked is not None:
+                _refuse_tables(walked, names)
             if gone := sorted(set(names) - files.keys()):
                 raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
             if not names and not may_be_empty:
@@ -143,8 +145,12 @@ class FileRows:
                 raise _unreadable(name, error) from error
 
 
-def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dict[str, Path]:
+def _listed(
+    source: FileSource, places: Callable[[Path], Iterator[Path]]
+) -> tuple[dict[str, Path], Path | None]:
     """Return the file at a source's path, or the files of a folder or glob, by their names below it.
+
+    Also return the folder if those below it were walked.
 
     Raises SourceRefused, and OSError.
     """
@@ -153,9 +159,9 @@ def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dic
     if place.is_file():
         if not place.name.endswith(SUFFIXES):
             raise _refused(f"{path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
-        return {place.name: place}
+        return {place.name: place}, None
     if place.is_dir():
-        return {file.relative_to(place).as_posix(): file for file in _files(place)}
+        return {file.relative_to(place).as_posix(): file for file in _files(place)}, place
     begin, wild = source.glob
     if not wild:
         raise _refused(f"there is no file or folder {path!r}", "check the path")
@@ -165,8 +171,8 @@ def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dic
     for folder in places(begin):
         matching = _matching(folder, *wild) if folder.is_dir() else ()
         if files := {file.relative_to(folder).as_posix(): file for file in matching}:
-            return files
-    return {}
+            return files, folder if "**" in wild else None
+    return {}, None
 
 
 def _readable(names: Collection[str]) -> list[str]:
@@ -227,7 +233,7 @@ def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder, and those below it that are not left out, each with the names of its files.
 
     Raises OSError for a folder that may not be read, and SourceRefused for a link to a folder that is not
-    read under its own name: otherwise its rows would be silently missing; and for a table.
+    read under its own name: otherwise its rows would be silently missing.
     """
 
     def refuse(error: OSError) -> NoReturn:
@@ -235,7 +241,6 @@ def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
     top = folder.resolve()
     for parent, folders, names in os.walk(folder, onerror=refuse):
-        _refuse_table(Path(parent), folders, names)
         folders[:] = [name for name in folders if not _is_left_out(name)]
         for link in (path for name in folders if (path := Path(parent, name)).is_symlink()):
             real = link.resolve()
@@ -246,14 +251,18 @@ def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(parent), [name for name in names if not _is_left_out(name)]
 
 
-def _refuse_table(folder: Path, folders: Collection[str], names: Collection[str]) -> None:
-    """Refuse a table whose log says which of its files count: rows that it no longer has would be read."""
-    kind = "Delta" if "_delta_log" in folders else "Hudi" if ".hoodie" in folders else None
-    if folder.name == "metadata" and any(name.endswith(".metadata.json") for name in names):
-        folder, kind = folder.parent, "Iceberg"
-    if kind is not None:
-        detail = f"{folder.name!r} is {kind}'s, whose files may have rows that the table no longer has"
-        raise _refused(detail, "write the rows as Parquet elsewhere, or give a glob of files, without '**'")
+_LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/*.metadata.json"}
+"""What a folder with a table has besides its files: a log that says which of them count."""
+
+
+def _refuse_tables(top: Path, names: Collection[str]) -> None:
+    """Refuse files of a table: rows that it no longer has would be read."""
+    for parent in sorted({parent for name in names for parent in PurePath(name).parents}):
+        for kind, log in _LOGS.items():
+            if any((top / parent).glob(log)):
+                what = f"{(top / parent).name!r} is {kind}'s"
+                cure = "write the rows as Parquet elsewhere, or give a glob of files, without '**'"
+                raise _refused(f"{what}, whose files may have rows that the table no longer has", cure)
 
 
 def _may_be_read(path: Path) -> bool:

@@ -117,6 +117,7 @@ def test_a_source_that_is_frozen_does_not_grow(tmp_path: Path, path: str) -> Non
     first = opened(tmp_path, source)
     frozen = json.loads(json.dumps(first.frozen()))
     drop(tmp_path / "a.jsonl")
+    (tmp_path / "_delta_log").mkdir()
     again = opened(tmp_path, source, frozen)
     assert ids(again) == ["b.jsonl:0"] and again.fingerprint() == first.fingerprint()
     (tmp_path / "b.jsonl").unlink()

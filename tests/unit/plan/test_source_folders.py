@@ -65,7 +65,9 @@ def test_a_table_whose_log_says_which_files_count_is_refused(tmp_path: Path, log
     for path in ("in", "in/table", "**/*.jsonl"):
         error = refusal(tmp_path, path)
         assert error.detail.startswith("'table' is ") and "glob" in str(error.cure)
-    assert len(rows_of(tmp_path, "in/*/*.jsonl")) == 1
+    jsonl(tmp_path / "in/b.ndjson", {"text": "x"})
+    for path in ("in/*/*.jsonl", "**/*.ndjson"):  # which name them, or leave the table out
+        assert len(rows_of(tmp_path, path)) == 1
 
 
 @pytest.mark.parametrize(
