@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from service.plan.sources.conversations import Read, read_row
-from service.plan.sources.rows import RejectReason, RowReject
+from service.plan.sources.conversations import Read, json_object, read_row
+from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
 _TOKENS = frozenset({"token_ids", "input_ids", "loss_mask", "attention_mask"})
 """Long columns of plain numbers."""
@@ -24,6 +24,8 @@ def read_columns(row: Mapping[str, Any], schema: pa.Schema | None, labels: Seque
     for name in [name for name in row if name not in _TOKENS]:
         try:
             plain[name] = _plain(row[name], None if schema is None else schema.field(name).type)
+        except RejectedError as error:
+            return None, error.reject
         except (ValueError, LookupError, RecursionError) as error:
             return None, RowReject(RejectReason.INVALID_SAMPLE, f"{name}: cannot be read: {error}")
     return read_row(plain, labels)
@@ -35,12 +37,12 @@ def _plain(value: Any, kind: pa.DataType | None) -> Any:  # noqa: ANN401 - whate
     JSON keeps its nulls, and so does a map, which becomes an object.
     """
     if isinstance(kind, pa.JsonType):
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(value, object_pairs_hook=json_object) if isinstance(value, str) else value
     if isinstance(value, Mapping):
         return {key: _plain(held, _member(kind, key)) for key, held in value.items() if held is not None}
     if isinstance(value, list):
         if isinstance(kind, pa.MapType):
-            return {key: _plain(held, kind.item_type) for key, held in value}
+            return json_object([(key, _plain(held, kind.item_type)) for key, held in value])
         return [_plain(held, None if kind is None else _item(kind)) for held in value]
     return value
 

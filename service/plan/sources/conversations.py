@@ -53,7 +53,7 @@ Read = tuple[str | None, Sample | RowReject]
 def read_line(line: bytes, labels: Sequence[str] = ()) -> Read:
     """Return what `read_row` returns of a line of JSON."""
     try:
-        row = json.loads(line, object_pairs_hook=_object)
+        row = json.loads(line, object_pairs_hook=json_object)
     except RejectedError as error:
         return None, error.reject
     except (ValueError, RecursionError) as error:
@@ -61,7 +61,7 @@ def read_line(line: bytes, labels: Sequence[str] = ()) -> Read:
     return read_row(row, labels)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Raises RejectedError for a key that it has twice: either may be meant."""
     value = dict(pairs)
     if len(value) < len(pairs):
@@ -221,7 +221,7 @@ def _parsed(value: object, reason: RejectReason, fault: str) -> Any:  # noqa: AN
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return json.loads(value, object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
         raise RejectedError(reason, f"{fault}: {error}") from error
 

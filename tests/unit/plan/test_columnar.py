@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.source import Sample
+from service.plan.sources import RejectReason, RowReject
 from service.plan.sources.conversations import read_row
 from tests.support.fake_hub import FakeHub
 from tests.unit.plan.test_hub_sources import rows
@@ -77,6 +78,18 @@ def test_a_map_is_an_object_that_keeps_its_nulls(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "columns.parquet")
     [row] = rows_of(tmp_path, "columns.parquet")
     assert row.content == expected
+
+
+def test_a_column_of_objects_with_a_key_twice_rejects_the_row(tmp_path: Path) -> None:
+    """Either may be meant, as in a line of JSON."""
+    chat = [[[("role", "user"), ("content", "x"), ("content", "y")]]]
+    for messages in (
+        pa.array(['[{"role": "user", "content": "x", "content": "y"}]'], pa.json_()),
+        pa.array(chat, pa.list_(pa.map_(pa.string(), pa.string()))),
+    ):
+        pq.write_table(pa.table({"messages": messages}), tmp_path / "columns.parquet")
+        [row] = rows_of(tmp_path, "columns.parquet")
+        assert row.content == RowReject(RejectReason.INVALID_SAMPLE, "an object has several 'content'")
 
 
 def test_columns_of_a_dataset_on_the_hub_give_them_too(hub: FakeHub, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK], "tools": "{"}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK], "tools": "3"}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK], "tools": '[{"name": "f", "name": "g"}]'}, RejectReason.INVALID_SAMPLE),
         ({"conversations": [{"from": "wizard", "value": "x"}]}, RejectReason.UNKNOWN_ROLE),
         ({"conversations": [{"from": "human"}]}, RejectReason.NOT_TEXT),
         ({"conversations": [{"from": "function_call", "value": "f("}]}, RejectReason.BAD_TOOL_CALL),
