@@ -1,5 +1,6 @@
 """A job file on this machine -> a checked request, and the folders that its user may read."""
 
+import os
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
         fields = request.model_dump(mode="json") | {"part": part.model_dump(mode="json")}
         request = parse_body(ExtractRequest, fields)
     if request.model.startswith("."):
-        beside = (path.resolve().parent / request.model).resolve()
-        return request.model_copy(update={"model": str(beside)})
+        beside = os.path.realpath(path.resolve().parent / request.model)
+        return request.model_copy(update={"model": beside})
     return request
 
 
@@ -61,11 +62,14 @@ def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settin
     A relative source is looked up next to the job file first, then in the current folder.
     """
     base = path.resolve().parent
+    # `realpath`: what names a loop of links is refused later, by its field.
     sources = [base, Path.cwd()]
     parts = request.source.sources if isinstance(request.source, MixSource) else [request]
     for file in (part.source for part in parts if isinstance(part.source, FileSource)):
         begin, wild = file.glob
-        sources += [(base / file.path).resolve().parent, *([(base / begin).resolve()] if wild else ())]
+        sources.append(Path(os.path.realpath(base / file.path)).parent)
+        if wild:
+            sources.append(Path(os.path.realpath(base / begin)))
     models = [Path(request.model).parent] if request.model.startswith("/") else []
     return settings.model_copy(
         update={

@@ -112,9 +112,10 @@ def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> Mo
         raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
     try:
         folder = Path(model).resolve()
+        is_inside = any(folder.is_relative_to(root.resolve()) for root in roots)
     except RuntimeError as error:  # a loop of links, before Python 3.13
-        raise _unknown(f"{model!r} cannot be found: {error}", "mend the link") from error
-    if not any(folder.is_relative_to(root.resolve()) for root in roots):
+        raise _unknown(f"{model!r} cannot be found: {error}", "fix the link") from error
+    if not is_inside:
         cure = "add its folder to QUARRY_MODEL_ROOTS, or give a model id of the Hub"
         raise _unknown(f"{model!r} is not inside a folder that models may be loaded from", cure)
     if not (folder / "config.json").is_file():

@@ -270,6 +270,22 @@ def test_a_job_file_may_name_a_glob_wherever_it_could_name_the_files(
     assert len(list(open_source(request.source, settings).listed().rows())) == 1
 
 
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("source.path", {"source": {"kind": "file", "path": "loop/a.jsonl"}}),
+        ("source.path", {"source": {"kind": "file", "path": "loop/*.jsonl"}}),
+        ("model", {"model": "./loop"}),
+    ],
+)
+def test_a_job_file_that_names_a_loop_of_links_is_refused_by_its_field(
+    run: Run, tmp_path: Path, job_file: Callable[..., Path], field: str, changes: dict[str, Any]
+):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    ran = run("estimate", job_file(**changes))
+    assert (ran.code, f"field: {field}" in ran.err) == (2, True)
+
+
 def test_an_estimate_of_a_job_that_cannot_run_says_why(run: Run, job_file: Callable[..., Path]):
     ran = run("estimate", job_file(layers=[99]))
     assert (ran.code, "field: layers" in ran.err) == (2, True)
