@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from schemas.source import Sample
 from service.errors import SourceRefused
-from service.plan.sources import RowSource, SourceRow
+from service.plan.sources import RowSource, SourceRow, open_source
 from service.plan.sources.mix import interleaved
-from tests.unit.plan.test_sources import opened
+from service.settings import Settings
+from tests.unit.plan.test_sources import SOURCE, opened
 
 
 def ids(source: RowSource) -> list[str]:
