@@ -135,7 +135,8 @@ def _check_text(given: Sequence[str]) -> None:
         except UnicodeEncodeError as error:
             cure = "rename it, or choose a locale of UTF-8, such as LC_ALL=C.UTF-8"
             raise OptionRefused(f"{argument!r} is not UTF-8", cure=cure) from error
-        is_empty = not argument or (argument.startswith("--") and argument.endswith("="))
+        name, equals, value = argument.partition("=")
+        is_empty = not argument or (name.startswith("--") and equals != "" and not value)
         if is_empty and given[0] != "train":  # most of its arguments are the trainer's
             which = f"{argument!r} has no value" if argument else f"the argument after {before!r} is empty"
             cure = "give a value, or leave it out; is a variable of the shell unset?"

@@ -177,6 +177,12 @@ def test_an_empty_argument_is_not_taken_for_the_current_folder(
     assert "is a variable of the shell unset?" in ran.err
 
 
+def test_a_value_that_ends_in_an_equals_sign_is_not_empty(run: Run):
+    ran = run("jobs", "list", "--server=ftp://a/?b=")
+    assert (ran.code, ran.out) == (2, "")
+    assert "'ftp://a/?b=' is not the URL of a service" in ran.err
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
