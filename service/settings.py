@@ -211,6 +211,13 @@ class Settings(BaseSettings):
             raise ValueError("a worker that captures must also store: give capture,store")
         return roles
 
+    @field_validator("source_roots", "model_roots", mode="before")
+    @classmethod
+    def _names_its_folders(cls, roots: object) -> object:
+        if isinstance(roots, list) and "" in roots:  # as of a variable that is unset
+            raise ValueError("a folder's name is empty, which would be the current folder")
+        return roots
+
     @property
     def is_at_home(self) -> bool:
         """Whether `data_dir` is the data folder, where jobs are planned and finished."""

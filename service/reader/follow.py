@@ -130,7 +130,7 @@ class QuarryFollower(IterableDataset[Any]):
         self._served: Callable[[], ServedJob | PublishedJob]
         if where.startswith(("http://", "https://")):
             self._served, self._order = partial(ServedJob, where, job_id, key, patience_s), "commits"
-        elif where.startswith(HUB_PREFIX) or Path(where).is_absolute() or Path(where).is_dir():
+        elif where.startswith(HUB_PREFIX) or Path(where).is_absolute() or (where and Path(where).is_dir()):
             self._served, self._order = partial(PublishedJob, where, job_id, patience_s), "plan"
         else:  # waiting for a folder of such a name would never end
             raise ReaderError(f"{where!r} is no http:// address, {HUB_PREFIX} repository or folder here")

@@ -84,3 +84,11 @@ def test_a_list_that_is_not_json_is_refused_by_its_name(monkeypatch: pytest.Monk
     with pytest.raises(OptionRefused, match="is not JSON") as refused:
         load_settings()
     assert refused.value.field == "source_roots"
+
+
+@pytest.mark.parametrize("name", ["source_roots", "model_roots"])
+def test_an_empty_folder_is_not_the_current_one(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv(f"QUARRY_{name.upper()}", '["/data", ""]')
+    with pytest.raises(OptionRefused, match="name is empty") as refused:
+        load_settings()
+    assert refused.value.field == name

@@ -360,7 +360,7 @@ def test_a_service_that_is_away_is_waited_for_as_long_as_was_said(tmp_path: Path
             next(iter(QuarryStream.follow(url, JOB, rank=0, world_size=1, patience_s=0)))
 
 
-@pytest.mark.parametrize("server", ["localhost:8642", "quarry.example.org", "hf://models/acme/states"])
+@pytest.mark.parametrize("server", ["", "localhost:8642", "quarry.example.org", "hf://models/acme/states"])
 def test_an_address_without_its_scheme_is_not_a_folder_to_wait_for(server: str) -> None:
     with pytest.raises(ReaderError, match=f"'{server}' is no http:// address"):
         QuarryStream.follow(server, JOB, rank=0, world_size=1)
