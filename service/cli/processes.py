@@ -126,16 +126,17 @@ def _supervise(settings: Settings, placed: list[Placement], only_job: str | None
         signal.signal(number, end)
     node.start()
     node.join()
-    cut_short = 128 + told[0] if told and until_idle else 0
-    return EXIT_WORKER_LOST if node.gave_up else node_code(node.codes, cut_short)
+    cut_short_by = told[0] if told and until_idle else None
+    return EXIT_WORKER_LOST if node.gave_up else node_code(node.codes, cut_short_by)
 
 
-def node_code(codes: Sequence[int], cut_short: int) -> int:
+def node_code(codes: Sequence[int], told: int | None) -> int:
     """Return the exit code of a node from those of its workers; a negative one names a signal.
 
-    What one could not do, another may have done. `cut_short` is the code of a worker that a signal stopped
-    before all was done; a signal ends those that still start, which had nothing.
+    What one could not do, another may have done. `told` is the signal that ended the node before all was
+    done. Workers get SIGTERM, whatever it was: one that works says so, or is killed if it takes too long; one
+    that still starts had nothing.
     """
-    if cut_short in codes:
-        return cut_short
-    return min((code for code in codes if code >= 0), default=cut_short)
+    if told is not None and not {128 + signal.SIGTERM, -signal.SIGKILL}.isdisjoint(codes):
+        return 128 + told
+    return min((code for code in codes if code >= 0), default=0 if told is None else 128 + told)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 import pytest
@@ -110,22 +111,25 @@ def test_help_names_every_verb_and_needs_no_engine():
 
 
 @pytest.mark.parametrize(
-    ("codes", "cut_short", "code"),
+    ("codes", "told", "code"),
     [
-        ([0, 6], 0, 0),
-        ([1, 0], 0, 0),
-        ([-9, 6], 0, 6),
-        ([-15, -15], 143, 143),
-        ([-15, 0], 143, 0),
-        ([0, 143], 143, 143),
-        ([1, 143], 143, 143),
-        ([6, 143], 143, 143),
+        ([0, 6], None, 0),
+        ([1, 0], None, 0),
+        ([-9, 6], None, 6),
+        ([-15, -15], SIGTERM, 143),
+        ([-15, 0], SIGTERM, 0),
+        ([0, 143], SIGTERM, 143),
+        ([1, 143], SIGTERM, 143),
+        ([6, 143], SIGTERM, 143),
+        ([6, 143], SIGINT, 130),
+        ([143, 143], SIGINT, 130),
+        ([0, -9], SIGINT, 130),
     ],
 )
 def test_a_node_has_done_all_if_one_worker_has_and_none_was_cut_short(
-    codes: list[int], cut_short: int, code: int
+    codes: list[int], told: int | None, code: int
 ):
-    assert node_code(codes, cut_short) == code
+    assert node_code(codes, told) == code
 
 
 def test_ctrl_c_during_the_imports_prints_no_traceback():
