@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from schemas.worker import HostView
 from service.doctor.check_result import CheckResult, Verdict
+from service.errors import StoreUnavailable
 from service.installed import DISTRIBUTION
 from service.settings import Settings
 
@@ -21,7 +22,10 @@ def database(settings: Settings) -> Iterator[CheckResult]:
 
     url = settings.database()
     if (missing := missing_file(url)) is not None:
-        check_places(next(folder for folder in missing.parents if folder.exists()))
+        nearest = next(place for place in missing.parents if place.exists())
+        check_places(nearest)
+        if not nearest.is_dir():
+            raise StoreUnavailable(f"{nearest} is not a folder", cure="name another place for the database")
         yield CheckResult("database", Verdict.GOOD, f"{missing} is not there: 'quarry serve' will make it")
         return
     with closing(Store(url, read_only=True)) as store:

@@ -183,6 +183,12 @@ def test_an_sqlite_file_that_this_user_cannot_make_is_bad(
     assert (one.verdict, one.detail) == (BAD, f"{tmp_path} cannot be written")
 
 
+def test_an_sqlite_file_below_what_is_not_a_folder_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    (one,) = found(Settings(data_dir=tmp_path / "data" / "of-service"))
+    assert (one.verdict, one.detail) == (BAD, f"{tmp_path / 'data'} is not a folder")
+
+
 @pytest.mark.parametrize("check", [secret_files.admin_key, secret_files.webhook_secret])
 @pytest.mark.parametrize(("secret", "verdict"), [("x" * 32, GOOD), ("x" * 31, BAD), ("", BAD), (None, BAD)])
 def test_a_file_of_a_secret_is_bad_if_a_service_could_not_use_it(
