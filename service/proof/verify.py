@@ -6,7 +6,7 @@ Imports torch: import it lazily. Nothing in the dataset is trusted, including pa
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -32,12 +32,13 @@ from schemas.names import (
     PRIVATE_FOLDER,
     index_path,
     is_inside,
+    is_job_id,
     is_manifest,
     manifest_path,
     token_freq_path,
 )
 from service.artifacts.dataset_files import Files, LocalFiles
-from service.errors import EngineRefused, NotFound
+from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.sources.rows import RejectReason
 from service.proof.head import Head
 from service.proof.manifests import entries_of, read_manifests
@@ -156,6 +157,7 @@ def verify_dataset(
     Raises:
         NotFound: there is no such folder.
         EngineRefused: the model folder holds no readable head, or another model's.
+        OptionRefused: it is not a dataset, but has one below it.
         OptionRefused, HubUnavailable, DiskFull: the repository cannot be read.
     """
     if isinstance(dataset, Path) and not dataset.is_dir():
@@ -194,6 +196,7 @@ def verify_dataset(
     findings += unnamed
     is_begun = isinstance(dataset, Path) and (dataset / PRIVATE_FOLDER).is_dir()
     if not (jobs or complete or not_complete or is_begun):
+        _refuse_parent(files.name, begun_at)
         findings.append(Finding(path="manifests/", what=NOTHING))
     return VerifyReport(
         where=files.name,
@@ -206,6 +209,16 @@ def verify_dataset(
         not_complete=not_complete,
         findings=tuple(dict.fromkeys(findings)),
     )
+
+
+def _refuse_parent(where: str, paths: Iterable[str]) -> None:
+    """Refuse what is not a dataset, but has datasets below it. Raises OptionRefused, which names one."""
+    manifests = (path for path in map(PurePosixPath, paths) if is_manifest("/".join(path.parts[-2:])))
+    below = sorted({str(path.parents[1]) for path in manifests if is_job_id(path.stem)})
+    if below:
+        others = f" and {_many(len(below) - 1, 'other')}" if below[1:] else ""
+        detail = f"{where} is not a dataset, but has {below[0]}{others} below it"
+        raise OptionRefused(detail, cure="name the folder of one dataset")
 
 
 def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:

@@ -17,7 +17,7 @@ from schemas.names import (
     token_freq_path,
 )
 from service.artifacts.dataset_files import LocalFiles
-from service.errors import NotFound
+from service.errors import NotFound, OptionRefused
 from service.proof import verify
 from service.proof.manifests import read_manifests
 from service.proof.tally import DatasetTally
@@ -217,6 +217,15 @@ def test_a_folder_without_files_of_a_job_is_no_dataset(tmp_path, path):
     report = verify_dataset(tmp_path)
     assert said(report) == f"manifests/: {verify.NOTHING}"
     assert str(report).splitlines()[-1] == "the dataset is BROKEN: 1 error"
+
+
+def test_of_a_folder_that_has_datasets_below_it_one_is_named(dataset):
+    with pytest.raises(
+        OptionRefused, match=rf"{dataset.folder.parent} .* has {dataset.folder.name} below it$"
+    ):
+        verify_dataset(dataset.folder.parent)
+    (dataset.folder / MANIFEST).unlink()
+    assert not verify_dataset(dataset.folder.parent).ok
 
 
 def test_a_folder_in_which_a_job_has_stored_nothing_yet_is_not_complete(tmp_path):
