@@ -55,7 +55,7 @@ def refusing_datasets() -> Iterator[None]:
         cure = "name jobs of the same states in --job"
         raise SourceRefused(str(error), field="job", cure=cure) from error
     except ReaderError as error:
-        cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
+        cure = "name the root of a dataset that Quarry made; if it is one, run 'quarry verify' on it"
         raise SourceRefused(str(error), field="dataset", cure=cure) from error
 
 

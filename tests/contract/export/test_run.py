@@ -252,8 +252,9 @@ def test_a_dataset_without_a_whole_job_is_refused(dataset, tmp_path):
     with pytest.raises(SourceRefused, match="not complete: j-0") as refused:
         export(str(dataset), tmp_path / "out", wanted("modelopt", jobs=("j-0",)))
     assert refused.value.field == "dataset"
-    with pytest.raises(SourceRefused, match="is not a folder"):
+    with pytest.raises(SourceRefused, match="is not a folder") as refused:
         export(str(tmp_path / "nothing"), tmp_path / "out", wanted("modelopt"))
+    assert refused.value.cure is not None and refused.value.cure.startswith("name the root of a dataset")
 
 
 def test_a_changed_manifest_is_found(dataset, tmp_path):
