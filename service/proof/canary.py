@@ -236,8 +236,9 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
     looks = _looks_like(nearest, num_layers) if nearest != layer_id else "fits no layer of the model"
     if not bool(distance.own_T.isfinite().all()):
         looks = "is not finite"
+    tokens = "1 token" if len(fits_T) == 1 else f"{len(fits_T)} tokens"
     raise _wrong(
-        f"layer {layer_id} {looks}: {1 - share:.0%} of {len(fits_T)} tokens, "
+        f"layer {layer_id} {looks}: {1 - share:.0%} of {tokens}, "
         f"median cosine {cosine:.4f}, expected at least {min_cosine}"
     )
 

@@ -158,7 +158,7 @@ WRONG: list[tuple[Plant, str]] = [
     (layer_for(NUM_LAYERS, POST_NORM), AFTER_NORM),
     (every_layer_one_too_far, "layer 0 looks like layer 1:"),
     (stale_block, r"layer 2 .*13% of 129 tokens"),
-    (another_prompt, r"layer 1 .*100% of 1 tokens"),
+    (another_prompt, r"layer 1 .*100% of 1 token, "),
     *((exchanged(layer), rf"layer {layer} .*2\d% of 129 tokens") for layer in LAYER_IDS),
     *((another_place_of_the_prefix(layer), rf"layer {layer} .*1[12]% of 129 tokens") for layer in LAYER_IDS),
     (filled(1, 0.0), "layer 2 "),
