@@ -31,17 +31,21 @@ def forget(
 ) -> None:
     """Give up what a host captured but did not store; it is captured again elsewhere."""
     forgotten = quarry.forget_host(host_id)
-    said = f"{forgotten.units} units are captured again"
+    said = f"{_units(forgotten.units)} to capture again"
     say(forgotten.model_dump_json() if as_json else said)
+
+
+def _units(number: int) -> str:
+    return "1 unit" if number == 1 else f"{number} units"
 
 
 def _fields(host: HostView, worker: WorkerView | None) -> tuple[str, ...]:
     """Return a worker, or a host without one, as a row."""
     kind = "data folder" if host.is_home else "lost" if host.is_lost else "scratch"
-    size = f"{host.units_to_store} units, {decimal(host.bytes_to_store)}"
+    size = f"{_units(host.units_to_store)}, {decimal(host.bytes_to_store)}"
     about = (host.id, host.name, kind, size)
     if worker is None:
         return (*about, f"none, seen {host.seen_at:%Y-%m-%d %H:%M:%S}", "", "", "")
-    what = f"{worker.units} units of {worker.job}" if worker.units else "no unit"
+    what = f"{_units(worker.units)} of {worker.job}" if worker.units else "no unit"
     model = f", {worker.model}" if worker.model else ""
     return (*about, worker.name, worker.engine or "no engine", f"{what}{model}", worker.waits or "")

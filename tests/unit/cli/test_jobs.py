@@ -13,8 +13,9 @@ import pytest
 from schemas.job import JobState
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
+from schemas.worker import WorkerStatus
 from service.client import ProblemReceived, Quarry, clients
-from service.store import NewJob, Store, jobs, plans
+from service.store import NewJob, Store, hosts, jobs, plans, workers
 from tests.support.api import (
     UNKNOWN,
     answering,
@@ -249,6 +250,15 @@ def test_every_answer_as_json_is_a_value_a_line(
         assert (ran.code, ran.err) == (0, ""), (verb, ran)
         assert all(isinstance(json.loads(line), dict) for line in ran.out.splitlines()), verb
         assert ran.out or verb == ("workers", "list"), verb
+
+
+def test_one_unit_of_a_worker_is_not_units(run: Run, service: tuple[str, Store, dict[str, Any]], job: str):
+    server, store, _ = service
+    store.write(hosts.register, "a" * 32, "node", is_home=True)
+    for name, held in (("one", 1), ("two", 2)):
+        store.write(workers.beat, name, 60.0, status=WorkerStatus(job=job, units=held))
+    printed = run("workers", "list", "--server", server).out
+    assert f"\t1 unit of {job}" in printed and f"\t2 units of {job}" in printed
 
 
 def test_a_name_that_leads_elsewhere_names_nothing(run: Run):
