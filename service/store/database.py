@@ -162,8 +162,10 @@ def _checked(url: str) -> URL:
     cure = "use sqlite:////path/quarry.db or postgresql+psycopg://user@host/name"
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise OptionRefused("the database URL cannot be read", field="database_url", cure=cure) from error
+    except (ArgumentError, ValueError):
+        # Without its cause, which quotes what stands where a port should: it may be of a password.
+        cure += "; several servers are given as '?host=one:5432&host=two:5432' behind the name"
+        raise OptionRefused("the database URL cannot be read", field="database_url", cure=cure) from None
     in_memory = parsed.database in (None, "", ":memory:")
     if parsed.drivername not in DRIVERS or (parsed.drivername == "sqlite" and in_memory):
         detail = f"{parsed.drivername!r} without a file or server is not a durable database that Quarry knows"

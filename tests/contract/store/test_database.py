@@ -194,6 +194,16 @@ def test_a_database_that_could_lose_a_job_is_refused_by_name(given: str) -> None
     assert refused.value.cure
 
 
+@pytest.mark.parametrize(
+    "given", ["postgresql://me@one:1,two:2/name", "postgresql://me:one@se:cret@host/name"]
+)
+def test_a_url_that_cannot_be_read_is_refused_and_nothing_of_it_quoted(given: str) -> None:
+    with pytest.raises(OptionRefused, match="the database URL cannot be read") as refused:
+        Store(given)
+    assert "host=two:5432" in (refused.value.cure or "")
+    assert refused.value.__suppress_context__ and refused.value.__cause__ is None
+
+
 def test_the_folder_of_a_new_database_is_made(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'a%b' / 'c' / 'quarry.db'}")
     store.write(migration.migrate)
