@@ -44,10 +44,8 @@ def examine(settings: Settings, model: str | None, target: HubTarget | None) -> 
     yield from judged("shared memory", lambda: machine.shared_memory(settings))
     yield from judged_apart("disk", machine.disk, settings, num_gpus)
     yield from judged_apart("database", store.database, settings)
-    if settings.admin_key_file is not None:
-        yield from judged_apart("admin key", secret_files.admin_key, settings)
-    if settings.webhook_secret_file is not None:
-        yield from judged_apart("webhook secret", secret_files.webhook_secret, settings)
+    for what, check in secret_files.checks(settings).items():
+        yield from judged_apart(what, check, settings)
     yield from judged_apart("hub", hub.token, settings, target)
 
 

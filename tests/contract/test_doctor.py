@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from schemas.request import HubTarget
-from schemas.worker import WorkerStatus
+from schemas.worker import Role, WorkerStatus
 from service.doctor import engine, examination, hub, secret_files, store
 from service.doctor.check_result import CheckResult, Verdict
 from service.doctor.examination import judged, judged_apart
@@ -200,6 +200,12 @@ def test_a_file_of_a_secret_is_bad_if_a_service_could_not_use_it(
     settings = Settings(admin_key_file=file, webhook_secret_file=file)
     (one,) = judged("secret", lambda: check(settings))
     assert (one.verdict, "xxx" in f"{one.detail} {one.cure}") == (verdict, False)
+
+
+def test_files_of_secrets_are_checked_where_a_service_reads_them(tmp_path: Path) -> None:
+    settings = Settings(admin_key_file=tmp_path / "gone")
+    assert set(secret_files.checks(settings)) == {"admin key"}
+    assert not secret_files.checks(settings.model_copy(update={"roles": (Role.CAPTURE, Role.STORE)}))
 
 
 REPO = HubTarget(repo_id="org/states", private=False)
