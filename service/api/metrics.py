@@ -103,4 +103,5 @@ def _schedules(tx: Transaction) -> Iterator[Metric]:
     last_good = [(name, at.timestamp()) for name, at, _ in health]
     yield gauge("schedule_last_good_timestamp_seconds", what, last_good, "schedule")
     failing = [(name, float(is_failing)) for name, _, is_failing in health]
-    yield gauge("schedule_failing", "1 if the last slot has no completed job.", failing, "schedule")
+    said = "1 if the last slot has no job, or one that will not complete by itself."
+    yield gauge("schedule_failing", said, failing, "schedule")
