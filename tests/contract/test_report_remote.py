@@ -42,5 +42,5 @@ def test_a_repository_has_the_page_that_its_folder_has(
     assert report.ok, report.findings
     root = read_page(render_page(report, tally, None, datetime(2025, 3, 1, tzinfo=UTC)))
     assert root.one("h1").text() == f"dataset {REPO}"
-    assert len(root.all("figure")) == 7
+    assert len(root.all("figure")) == 8
     assert root.one("dl", "tiles").text().startswith(f"samples {len(LENGTHS)} ")

@@ -232,12 +232,17 @@ def start_plan(
 
 
 def start_units(
-    store: Store, units: int = 2, number: int = 1, repo_id: str | None = None, identity: Identity = IDENTITY
+    store: Store,
+    units: int = 2,
+    number: int = 1,
+    repo_id: str | None = None,
+    identity: Identity = IDENTITY,
+    num_samples: int = 2,
 ) -> PlanLease:
     """Bring a job to where all its units wait and its plan is done; the lease that comes back is over."""
     lease = start_plan(store, number, repo_id, identity)
     for unit in range(units):
-        store.write(plans.add_unit, lease, planned(unit), ())
+        store.write(plans.add_unit, lease, planned(unit, num_samples), ())
     store.write(plans.finish, lease, () if units else (reject(0),))
     return lease
 

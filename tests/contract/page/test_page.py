@@ -33,7 +33,7 @@ from tests.contract.page.conftest import (
     text_of,
 )
 from tests.support.api import api_settings, begin, complete, job_body, reject, serving, small_target, stored
-from tests.support.store_cases import job_id as numbered_id, lease_unit, start_units, stop_job
+from tests.support.store_cases import lease_unit, start_units, stop_job
 
 BIDI = "\u202e\u2066\x1b\x00"
 EVIL = (
@@ -319,10 +319,10 @@ def test_what_others_wrote_is_shown_and_does_nothing(tmp_path: Path, evil: str):
 def test_why_an_engine_dies_is_shown_to_who_may_see_the_job(api: httpx2.Client, store: Store):
     keys = ADMIN, add_key(api, "ada")[1], add_key(api, "bob")[1]
     start_units(store)
-    with store.writing() as tx:
-        tx.connection.execute(update(JOB).where(JOB.c.id == numbered_id(1)).values(owner="ada"))
     died = EngineDied("over what ada sent")
-    lease = lease_unit(store, job=numbered_id(1))
+    lease = lease_unit(store)
+    with store.writing() as tx:
+        tx.connection.execute(update(JOB).where(JOB.c.id == lease.job_id).values(owner="ada"))
     store.write(workers.engine_died, lease, died, 3600.0, alone=False, sound=False)
     pages = [api.get("/ui/workers", headers=cookie(api, key)).text for key in keys]
     store.write(workers.leave, lease.owner)

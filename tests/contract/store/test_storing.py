@@ -21,7 +21,16 @@ from service.store import (
     units,
 )
 from service.store.tables import JOB
-from tests.support.store_cases import PROBLEM, Clock, job_id, lease_publish, lease_unit, made, start_units
+from tests.support.store_cases import (
+    PROBLEM,
+    Clock,
+    job_id,
+    lease_publish,
+    lease_unit,
+    made,
+    shard,
+    start_units,
+)
 
 REPO = "org/data"
 OWNER = "storer"
@@ -33,12 +42,9 @@ LATEST_S = storing.LATEST.total_seconds()
 
 
 def commit_of_ranks(store: Store, lease: UnitLease) -> None:
-    """Commit a unit with a shard a rank."""
-    whole = made(lease)
-    shards = [whole.shards[0]] + [
-        whole.shards[0].model_copy(update={"path": whole.shards[0].path + f"-r{rank}", "rows": 0})
-        for rank in range(1, RANKS)
-    ]
+    """Commit a unit with a shard a rank, of a row each."""
+    whole, one = made(lease), shard(lease, 1)
+    shards = [one.model_copy(update={"path": f"{one.path}-r{rank}"}) for rank in range(RANKS)]
     store.write(commits.commit, replace(whole, shards=tuple(shards)), lease)
 
 
@@ -55,7 +61,7 @@ def leased(store: Store, after_s: float, clock: Clock) -> StoreLease | None:
 def test_commits_to_one_repository_stand_apart(store: Store, clock: Clock) -> None:
     """1. Three jobs upload. 2. One commits. 3. Another of its repository waits, and the third does not."""
     for number, repo_id in ((1, REPO), (2, REPO), (3, "org/other")):
-        start_units(store, units=30, number=number, repo_id=repo_id)
+        start_units(store, units=30, number=number, repo_id=repo_id, num_samples=RANKS)
         capture(store, 12, number)
     leases = [leased(store, after_s, clock) for after_s in (APART_S + 1, 0, 0)]
     first, second, other = (lease for lease in leases if lease is not None)
@@ -74,7 +80,7 @@ def test_commits_to_one_repository_stand_apart(store: Store, clock: Clock) -> No
 def test_a_repository_that_was_asked_too_often_is_left_alone_by_all_jobs(store: Store, clock: Clock) -> None:
     """1. The Hub asks one job to wait for an hour. 2. A full commit of another does not hasten it."""
     for number in (1, 2):
-        start_units(store, units=30, number=number, repo_id=REPO)
+        start_units(store, units=30, number=number, repo_id=REPO, num_samples=RANKS)
     capture(store, 12)
     lease = leased(store, APART_S + 1, clock)
     assert lease is not None
@@ -88,7 +94,7 @@ def test_a_disk_that_fills_has_units_stored_at_once_and_after_a_failure_no_soone
     store: Store, clock: Clock
 ) -> None:
     """1. A unit waits for more. 2. The disk fills. 3. The Hub fails. 4. The disk is still as full."""
-    start_units(store, units=30, number=1, repo_id=REPO)
+    start_units(store, units=30, number=1, repo_id=REPO, num_samples=RANKS)
     store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
     capture(store, 1)
     assert leased(store, APART_S, clock) is None
@@ -102,9 +108,9 @@ def test_a_disk_that_fills_has_units_stored_at_once_and_after_a_failure_no_soone
 
 
 def test_a_commit_of_a_publication_counts_as_well(store: Store, clock: Clock) -> None:
-    start_units(store, units=30, number=1, repo_id=REPO)
+    start_units(store, units=30, number=1, repo_id=REPO, num_samples=RANKS)
     capture(store, 12)
-    start_units(store, units=1, number=2, repo_id=REPO)
+    start_units(store, units=1, number=2, repo_id=REPO, num_samples=RANKS)
     capture(store, 1, number=2)
     clock.advance(APART_S)
     store.write(publishing.complete, lease_publish(store), "c0ffee")
@@ -120,7 +126,7 @@ def waiting(store: Store) -> list[int]:
 
 def test_a_commit_is_full_by_its_files_and_not_by_its_units(store: Store, clock: Clock) -> None:
     """A unit has eight shards and an index: 11 of them are 99 files, and a twelfth waits for the next."""
-    start_units(store, units=30, repo_id=REPO)
+    start_units(store, units=30, repo_id=REPO, num_samples=RANKS)
     capture(store, 11)
     assert leased(store, APART_S + 1, clock) is None, "99 files wait for more"
     capture(store, 1)
@@ -138,7 +144,7 @@ def test_a_commit_is_full_by_its_files_and_not_by_its_units(store: Store, clock:
 
 
 def test_a_unit_of_more_files_than_a_commit_should_have_is_stored_alone(store: Store) -> None:
-    start_units(store, units=3, repo_id=REPO)
+    start_units(store, units=3, repo_id=REPO, num_samples=RANKS)
     capture(store, 2)
     assert [u.attempt_id.unit for u in store.read(commits.waiting, job_id(1), HOME, RANKS)] == [0]
 
@@ -147,7 +153,7 @@ def captured_far(store: Store) -> int:
     """Bring a job to where its one unit lies on a machine without the data folder; return its host."""
     store.write(hosts.register, "a" * 32, "home", is_home=True)
     far = store.write(hosts.register, "b" * 32, "far", is_home=False)
-    start_units(store, units=1, repo_id=REPO)
+    start_units(store, units=1, repo_id=REPO, num_samples=RANKS)
     lease = units.lease(store, "far", TTL_S, host=far)
     assert lease is not None
     commit_of_ranks(store, lease)
@@ -180,7 +186,7 @@ def test_a_captured_job_whose_last_units_cannot_be_stored_is_blocked_with_the_re
 
 
 def test_while_units_are_captured_no_store_ends_the_job(store: Store, clock: Clock) -> None:
-    start_units(store, units=30, repo_id=REPO)
+    start_units(store, units=30, repo_id=REPO, num_samples=RANKS)
     capture(store, 12)
     for _ in range(ATTEMPTS + 1):
         fail(store, clock, HOME, HubDenied("no right"))
