@@ -103,7 +103,7 @@ def test_a_sick_node_rests_and_every_row_is_captured_once(
         nodes.worker(engine)
     nodes.wait(lambda store: len(store.read(workers.present)) == 2)
     job_id = nodes.submit(target, NUM_SAMPLES)
-    nodes.wait(lambda store: store.read(workers.waits))
+    nodes.wait(lambda store: store.read(workers.sick, resting=True))
     assert nodes.shop.store.read(jobs.job, job_id).waits == f"{SAYS}: the device is gone"
     nodes.ends(job_id, JobState.COMPLETED)
     assert_whole(nodes.shop, job_id, written=NUM_SAMPLES, rejected=0)

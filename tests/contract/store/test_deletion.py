@@ -2,7 +2,6 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -106,7 +105,7 @@ def test_no_worker_rests_from_a_job_that_is_deleted(store: Store, tmp_path: Path
     store.write(workers.pass_on, lease_unit(store), EngineRefused("why"), DAY_S)
     store.write(jobs.cancel, job_id(1))
     delete_job(store, settings_in(tmp_path), job_id(1), with_dataset=False)
-    assert not store.read(partial(workers.sick, resting=True))
+    assert not store.read(workers.sick, resting=True)
     assert not store.write(workers.leave, OWNER)
 
 
