@@ -11,7 +11,6 @@ Legend: T tokens, A auxiliary layers, H hidden size.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from benchmarks.loop.stage import (
 )
 from examples.tiny_target import cached_target
 from service.reader import QuarryDataset
+from tests.support.ports import free_port
 
 QUARRY = Path(sys.executable).with_name("quarry")
 DATASET, EXPORT, DATA, DUMP = "dataset", "export", "data", "dump"
@@ -212,8 +212,7 @@ def server(target: Path, folder: Path) -> Iterator[str]:
 
     vLLM's connector needs CUDA, which `benchmarks.example_on_cpu` answers for. Raises LoopFailed.
     """
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        port = place.getsockname()[1]
+    port = free_port()
     connector = {
         "kv_connector": "ExampleOnCpu",
         "kv_connector_module_path": "benchmarks.example_on_cpu",

@@ -53,6 +53,7 @@ KINDS = (
         plans.lease,
         (
             lambda tx, lease: plans.set_identity(tx, lease, IDENTITY),
+            lambda tx, lease: plans.add_rejected(tx, lease, (reject(6),), 0),
             lambda tx, lease: plans.add_unit(tx, lease, planned(0), (reject(7),)),
             lambda tx, lease: plans.finish(tx, lease, (reject(8),)),
         ),
