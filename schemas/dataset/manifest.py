@@ -1,7 +1,9 @@
 """The manifest: the complete record of a job. Every planned sample is in a shard or among the rejects."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
@@ -13,7 +15,7 @@ from schemas.dataset.errors import DatasetError
 from schemas.digest import canonical_sha256
 from schemas.identity import Provenance, Versioned
 from schemas.job import RejectView
-from schemas.names import JobId
+from schemas.names import FINAL_NORM_PATH, JobId, index_path, manifest_path, shard_path, token_freq_path
 from schemas.request import PublishedRequest
 
 
@@ -147,7 +149,7 @@ class Manifest(Versioned):
     identity_sha256: str
     request: PublishedRequest
     request_sha256: str = Field(description="of the whole request as canonical JSON")
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[ShardEntry, ...] = Field(min_length=1)
     indexes: tuple[FileEntry, ...]
     extras: tuple[FileEntry, ...] = Field(description="final_norm.safetensors and the token counts")
     rejects: tuple[RejectView, ...]
@@ -158,21 +160,63 @@ class Manifest(Versioned):
     sha256: str = Field(default_factory=body_sha256, description="of everything else as canonical JSON")
 
     @property
+    def entries(self) -> tuple[FileEntry, ...]:
+        """Every file that the manifest names."""
+        return (*self.shards, *self.indexes, *self.extras)
+
+    @property
     def is_consumed(self) -> bool:
         """Whether the job's shards were removed once its consumers had read them."""
         storage = (self.request.model_extra or {}).get("storage")
         return isinstance(storage, dict) and storage.get("retention") == "consumed"
 
 
-def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
-    """Return the manifest in a file called `name`, and how the content contradicts its own digest, or None.
+def read_manifest(content: bytes, path: str) -> tuple[Manifest, tuple[str, ...]]:
+    """Return the manifest in the file that a dataset has at `path`, and how it contradicts itself.
 
-    Raises DatasetError.
+    It is not to be trusted unless the second is empty: the file was changed, or is another job's. Raises
+    DatasetError.
     """
     try:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        raise DatasetError(f"{name} is not a manifest of this version: {first_fault(error)}") from error
-    body = json.loads(content)
-    sha256, stated = body_sha256(body), body.get("sha256")
-    return manifest, None if sha256 == stated else f"its content has sha256 {sha256}, it says {stated}"
+        raise DatasetError(f"{path} is not a manifest of this version: {first_fault(error)}") from error
+    return manifest, tuple(_contradictions(manifest, json.loads(content), path))
+
+
+def _contradictions(job: Manifest, body: Mapping[str, Any], path: str) -> Iterator[str]:
+    totals, identity = job.totals, job.provenance.identity
+    job_id = job.provenance.job_id
+    units = {entry.unit for entry in job.shards}
+    rows = sum(entry.rows for entry in job.shards)
+    report, layer_ids = job.checks.canary_report, list(identity.layer_ids)
+    pairs = {
+        "sha256": (body.get("sha256"), body_sha256(body)),
+        "file name": (path, manifest_path(job_id)),
+        "identity_sha256": (job.identity_sha256, identity.sha256()),
+        "layers": ([layer.vllm_id for layer in job.provenance.layers], layer_ids),
+        "totals.samples_written": (totals.samples_written, rows),
+        "totals.samples_rejected": (totals.samples_rejected, len(job.rejects)),
+        "totals.samples_planned": (totals.samples_planned, rows + len(job.rejects)),
+        "totals.tokens": (totals.tokens, sum(entry.tokens for entry in job.shards)),
+        "totals.bytes": (totals.bytes, sum(entry.bytes for entry in job.shards)),
+        "checks.canary_report.layers": (
+            layer_ids if report is None else [layer.layer_id for layer in report.layers],
+            layer_ids,
+        ),
+        "checks.rows_checked": (job.checks.rows_checked, rows),
+        "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
+        "extras": (sorted(e.path for e in job.extras), [FINAL_NORM_PATH, token_freq_path(job_id)]),
+    }
+    for name, (stated, expected) in pairs.items():
+        if stated != expected:
+            yield f"{name} is {stated!r}, expected {expected!r}"
+    for shard in job.shards:
+        # Where several ranks write, each has a shard of the unit.
+        if re.sub(r"-r\d+\.parquet$", ".parquet", shard.path) != shard_path(job_id, shard.unit):
+            yield f"{shard.path} is not the path of a shard of unit {shard.unit}"
+        if (measured := [layer.layer_id for layer in shard.layers]) != layer_ids:
+            yield f"the layers of {shard.path} are {measured!r}, expected {layer_ids!r}"
+    for entry, count in Counter(entry.path for entry in job.entries).items():
+        if count > 1:
+            yield f"names {entry} {count} times"

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from schemas.dataset.manifest import Manifest
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.manifest import Manifest, read_manifest
 from schemas.digest import canonical_json
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
 from schemas.names import MANIFEST_FOLDER, PRIVATE_FOLDER, job_id_from_content, manifest_path
@@ -202,8 +201,11 @@ def _is_published(request: ExtractRequest, hub: HubTarget, content: Content, set
     repository = Repository(hub, settings)
     path = manifest_path(_job_id(request, content))
     found = repository.read(path, BRANCH, MANIFEST_BYTES) if repository.exists() else None
-    with suppress(ValidationError):  # a manifest of another version
-        return found is not None and _is_of(Manifest.model_validate_json(found), content)
+    if found is None:
+        return False
+    with suppress(DatasetError):  # a manifest of another version
+        manifest, contradictions = read_manifest(found, path)
+        return not contradictions and _is_of(manifest, content)
     return False
 
 

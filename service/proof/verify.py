@@ -41,7 +41,7 @@ from service.artifacts.dataset_files import Files, LocalFiles
 from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.sources.rows import RejectReason
 from service.proof.head import Head
-from service.proof.manifests import entries_of, read_manifests
+from service.proof.manifests import read_manifests
 from service.proof.strays import strays
 from service.proof.tally import DatasetTally, Finding, JobTally, Printable
 from service.proof.verify_table import table_faults
@@ -191,7 +191,7 @@ def verify_dataset(
         if tally is not None:
             tally.append((job, counted))
     complete = {PurePosixPath(path).stem for path in begun_at if is_manifest(path)}
-    named = {entry.path for job in jobs for entry in entries_of(job)}
+    named = {entry.path for job in jobs for entry in job.entries}
     unnamed, not_complete = strays(files.paths(), named, complete, unread)
     findings += unnamed
     is_begun = isinstance(dataset, Path) and (dataset / PRIVATE_FOLDER).is_dir()
@@ -202,7 +202,7 @@ def verify_dataset(
         where=files.name,
         jobs=len(jobs),
         shards=sum(len(job.shards) for job in jobs),
-        bytes=sum(entry.bytes for job in jobs for entry in entries_of(job)),
+        bytes=sum(entry.bytes for job in jobs for entry in job.entries),
         **sums,
         logit_max_error=max_error,
         proven={job.provenance.job_id: job.checks for job in jobs},
@@ -248,7 +248,7 @@ def _canary_lines(job_id: str, checks: CheckReport) -> Iterator[str]:
 def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading) -> JobTally:
     """Verify one job's files; return what was counted and found."""
     tally = JobTally()
-    entries = entries_of(job)
+    entries = job.entries
     rest = {entry.path: entry for entry in entries}
     if len(rest) < len(entries):
         return tally  # a broken manifest: do not read a shard as often as it is named

@@ -148,14 +148,14 @@ def assemble(
 
 
 def intact_manifest(path: Path) -> Manifest:
-    """Return a manifest on disk. Raises DatasetBroken, also where it contradicts its own digest."""
+    """Return a manifest on disk. Raises DatasetBroken, also where it contradicts itself."""
     name = f"{MANIFEST_FOLDER}/{path.name}"
     try:
-        manifest, fault = read_manifest(path.read_bytes(), name)
+        manifest, contradictions = read_manifest(path.read_bytes(), name)
     except (FileNotFoundError, DatasetError) as error:
         raise DatasetBroken(str(error)) from error
-    if fault is not None:
-        raise DatasetBroken(f"{name} was changed after it was made: {fault}")
+    if contradictions:
+        raise DatasetBroken(f"{name} was changed after it was made: its {contradictions[0]}")
     return manifest
 
 
@@ -169,7 +169,7 @@ def _remove_leftovers(dataset: Path, job_id: str) -> None:
 
 def _remove_unnamed(dataset: Path, manifest: Manifest) -> None:
     """Remove Parquet files that match the card's globs for the job but do not belong to it."""
-    named = {entry.path for entry in (*manifest.shards, *manifest.indexes)}
+    named = {entry.path for entry in manifest.entries}
     for folder in job_folders(manifest.provenance.job_id):
         for path in (dataset / folder).glob("*.parquet"):
             if path.relative_to(dataset).as_posix() not in named:

@@ -13,18 +13,16 @@ the card's globs.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.jobs_table import JobEntry
-from schemas.dataset.manifest import Manifest
-from schemas.names import FINAL_NORM_PATH, MAX_COMMIT_FILES, job_folders, manifest_path, token_freq_path
+from schemas.names import FINAL_NORM_PATH, MAX_COMMIT_FILES, job_folders, manifest_path
 from schemas.request import HubTarget
 from service.artifacts.folder_limit import check_folder
 from service.artifacts.repository import BRANCH, Patience, Repository
-from service.errors import DatasetBroken
 from service.publish.assemble import intact_manifest
 from service.publish.card import states_config
 from service.publish.others import OtherJobs
@@ -71,13 +69,12 @@ class JobPush:
     ) -> None:
         """Read the manifest.
 
-        Raises DatasetBroken if it is not this job's, or names files of others; OptionRefused if it has more
+        Raises DatasetBroken if it is not this job's, or contradicts itself; OptionRefused if it has more
         shards than a repository takes.
         """
         self._hub, self._job_id, self._check, self._advance = hub, job_id, check, advance
         self._manifest = intact_manifest(dataset / manifest_path(job_id))
-        self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
-        _refuse_strangers(self._manifest, job_id, self._files)
+        self._files = self._manifest.entries
         check_folder(len(self._manifest.shards))
         self._entry = JobEntry.of(self._manifest, (dataset / manifest_path(job_id)).read_bytes())
         self._own = self._entry.manifest
@@ -140,15 +137,3 @@ class JobPush:
             file.path for folder in job_folders(self._job_id) for file in self._hub.files(folder, revision)
         ]
         return [path for path in paths if path.endswith(".parquet") and path not in named]
-
-
-def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry]) -> None:
-    """Refuse a manifest that names files outside the job: the folder may be untrusted."""
-    if manifest.provenance.job_id != job_id:
-        raise DatasetBroken(f"the manifest of {job_id} is that of {manifest.provenance.job_id}")
-    if FINAL_NORM_PATH not in [entry.path for entry in files]:
-        raise DatasetBroken(f"the manifest of {job_id} names no {FINAL_NORM_PATH}")
-    single = {FINAL_NORM_PATH, token_freq_path(job_id)}
-    for entry in files:
-        if str(PurePosixPath(entry.path).parent) not in job_folders(job_id) and entry.path not in single:
-            raise DatasetBroken(f"{entry.path} is not a file of a dataset")

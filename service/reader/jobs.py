@@ -95,11 +95,11 @@ def _told(files: Files, jobs: Iterable[str]) -> dict[str, Manifest | JobEntry]:
 
 def _manifest(files: Files, job: str) -> Manifest:
     path = manifest_path(job)
-    manifest, fault = read_manifest(read_file(files, path, MANIFEST_BYTES), path)
-    if fault is not None:
-        raise ReaderError(f"{path} was changed after it was made: {fault}")
+    manifest, contradictions = read_manifest(read_file(files, path, MANIFEST_BYTES), path)
     if manifest.provenance.job_id != job:
         raise ReaderError(f"{path} is the manifest of {manifest.provenance.job_id}")
+    if contradictions:
+        raise ReaderError(f"{path} was changed after it was made: its {contradictions[0]}")
     return manifest
 
 

@@ -128,7 +128,7 @@ class PublishedJob:
                 unit=unit,
                 epoch=shards[0].epoch,
                 shards=shards,
-                index=index_of.get(index_path(self._job_id, unit)),
+                index=index_of[index_path(self._job_id, unit)],
                 in_folder=not is_remote and (left is None or all(shard.path in left for shard in shards)),
                 in_repository=is_remote,
             )

@@ -181,7 +181,9 @@ def a_dataset(
     dataset: Path, job_id: str = JOB, *, final_norm: bytes = FINAL_NORM, **changes: object
 ) -> Manifest:
     """Make a complete dataset folder of one job; another job's stays in it."""
-    return assemble(dataset, an_account(dataset, job_id, **changes), final_norm, "passed", a_canary(job_id))
+    account = an_account(dataset, job_id, **changes)
+    canary = passed_canary(job_id, account.provenance.identity.layer_ids)
+    return assemble(dataset, account, final_norm, "passed", canary)
 
 
 def run_to_publishing(

@@ -117,7 +117,7 @@ def test_a_manifest_that_contradicts_its_own_digest_is_not_pushed(
     manifest.write_text(json.dumps(body, indent=1))
     answer = desk.push(tmp_path / "changed")
     assert answer["error"] == "DatasetBroken"
-    assert answer["detail"].startswith(f"{manifest_path(JOB)} was changed after it was made: its content has")
+    assert answer["detail"].startswith(f"{manifest_path(JOB)} was changed after it was made: its sha256 is")
     assert (desk.pushed() if is_published else {}) == before
     assert is_published or not desk.hub.calls["commit"]
 

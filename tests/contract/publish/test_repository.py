@@ -242,7 +242,8 @@ def test_a_manifest_that_stands_under_another_jobs_name_is_refused(desk: Desk, t
     shutil.copytree(desk.dataset, folder)
     (folder / manifest_path(JOB)).rename(folder / manifest_path(OTHER_JOB))
     answer = desk.push(folder)
-    assert answer["detail"] == f"the manifest of {OTHER_JOB} is that of {JOB}"
+    told = f"its file name is {manifest_path(OTHER_JOB)!r}, expected {manifest_path(JOB)!r}"
+    assert told in answer["detail"]
     assert not desk.hub.calls
 
 

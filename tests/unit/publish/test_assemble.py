@@ -196,7 +196,7 @@ def test_a_manifest_that_contradicts_its_own_digest_is_named(tmp_path: Path) -> 
     path = tmp_path / manifest_path(a_dataset(tmp_path).provenance.job_id)
     path.write_text(path.read_text().replace('"samples_rejected": 1', '"samples_rejected": 0'))
     with pytest.raises(
-        DatasetBroken, match=f"^{manifest_path(JOB)} was changed after it was made: its content"
+        DatasetBroken, match=f"^{manifest_path(JOB)} was changed after it was made: its sha256"
     ):
         intact_manifest(path)
 
