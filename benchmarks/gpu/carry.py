@@ -67,7 +67,7 @@ WHEELS = (
 )
 """What the machine lacks. Not huggingface-hub: its transformers refuses the one that we are pinned to."""
 
-EARLY_WHEELS = ("sqlalchemy", "alembic", "compressed-tensors")
+EARLY_WHEELS = ("sqlalchemy", "alembic", "compressed-tensors", "datasets")
 """What the first transfer has room for beside the kernels, without SQLAlchemy's compiled modules: all of them
 are there in Python as well.
 """
