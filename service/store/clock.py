@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from pydantic import ValidationError
 from sqlalchemy import and_, delete, or_, select, true, update
 
 from schemas.job import JobState
@@ -51,10 +52,13 @@ def set_slots_right(tx: Transaction) -> None:
     """
     check_write(tx)
     ahead = or_(SCHEDULE.c.next_slot.is_(None), SCHEDULE.c.next_slot > tx.now)
-    slots = select(SCHEDULE.c.number, SCHEDULE.c.rules, SCHEDULE.c.next_slot)
-    slots = slots.where(SCHEDULE.c.paused.is_(False), ahead)
-    for number, rules, decided in tx.connection.execute(slots).all():
-        slot = rules.first_after(tx.now)
+    slots = select(SCHEDULE.c.number, SCHEDULE.c.next_slot).where(SCHEDULE.c.paused.is_(False), ahead)
+    for number, decided in tx.connection.execute(slots).all():
+        try:
+            rules = tx.connection.scalar(select(SCHEDULE.c.rules).where(SCHEDULE.c.number == number))
+        except ValidationError:
+            continue  # damaged, or of a later version: it is paused when its slot comes
+        slot = None if rules is None else rules.first_after(tx.now)
         if slot is not None and (decided is None or slot < decided):
             unchanged = SCHEDULE.c.number == number, SCHEDULE.c.next_slot.is_not_distinct_from(decided)
             tx.connection.execute(update(SCHEDULE).where(*unchanged).values(next_slot=slot))

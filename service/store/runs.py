@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import and_, delete, exists, func, or_, select, update
 from sqlalchemy.engine import RowMapping
 
@@ -49,7 +50,10 @@ def is_failing(tx: Transaction, row: RowMapping) -> bool:
     is_due = slot is not None and slot <= tx.now and not row["paused"] and row["waiting_slot"] is None
     if is_due:
         query = select(SCHEDULE.c.rules).where(SCHEDULE.c.number == row["number"])
-        rules: ScheduleRules = tx.connection.execute(query).scalar_one()
+        try:
+            rules: ScheduleRules = tx.connection.execute(query).scalar_one()
+        except ValidationError:
+            return True  # nobody can decide it; the row may be damaged, or of a later version
         if (following := rules.first_after(slot)) is not None and following <= tx.now:
             return True
     bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}

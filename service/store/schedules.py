@@ -152,9 +152,11 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
 def remove(tx: Transaction, which: Which) -> None:
     """Delete a schedule and the records of its slots and samples. Raises NotFound.
 
-    Its jobs stay, and continue if their samples were already chosen.
+    Its jobs stay, and continue if their samples were already chosen. Its rules are not read: one whose rules
+    are damaged can be deleted.
     """
-    number = _lock(tx, which).number
+    number = _one(tx, select(SCHEDULE.c.number).with_for_update(), which)["number"]
+    check_behind_lock(tx)
     # Locked: a concurrent commit either comes first, and what it adds is deleted, or sees no schedule.
     of_it = or_(JOB.c.schedule == number, JOB.c.spool == number)
     tx.connection.execute(select(JOB.c.id).where(of_it).order_by(JOB.c.number).with_for_update())

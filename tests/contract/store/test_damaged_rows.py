@@ -22,6 +22,7 @@ from service.store import (
     units,
     webhooks,
 )
+from service.store.clock import set_slots_right
 from service.store.schedule_tables import SCHEDULE
 from service.store.tables import EVENT, JOB
 from tests.support.store_cases import (
@@ -38,6 +39,7 @@ from tests.support.store_cases import (
 )
 
 FIRST, SECOND = job_id(1), job_id(2)
+DAY_S = 86_400.0
 
 
 def damage(database: Store, column: Any, job: Any) -> None:
@@ -109,13 +111,40 @@ def test_a_report_whose_event_cannot_be_read_holds_up_no_other(
     assert store.read(jobs.state, FIRST) is JobState.CANCELLED
 
 
-def test_a_schedule_whose_rules_cannot_be_read_hides_no_other_from_the_metrics(
-    store: Store, database: Store
-) -> None:
+@pytest.fixture
+def two_schedules(store: Store, database: Store) -> Store:
+    """Two schedules, of which the first cannot be read."""
     for name in ("one", "two"):
         source = {"kind": "file", "path": "conversations.jsonl"}
         nightly = {"name": name, "cron": "0 3 * * *", "request": {"model": "org/model", "source": source}}
         store.write(schedules.add, NewSchedule.model_validate(nightly))
     with database.writing() as tx:
         tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.name == "one").values(rules=cast("{", Text)))
-    assert {name for name, *_ in store.read(schedules.health)} == {"one", "two"}
+    return store
+
+
+def test_a_schedule_whose_rules_cannot_be_read_hides_no_other_from_the_metrics(
+    two_schedules: Store, clock: Clock
+) -> None:
+    """If one is due, nobody can decide its slot: it is failing."""
+    for seconds, failing in (0, False), (DAY_S, True):
+        clock.advance(seconds)
+        said = {name: is_failing for name, _, is_failing in two_schedules.read(schedules.health)}
+        assert said == {"one": failing, "two": False}
+
+
+def test_a_schedule_whose_rules_cannot_be_read_keeps_no_other_at_a_wrong_slot(
+    two_schedules: Store, clock: Clock
+) -> None:
+    before = two_schedules.read(schedules.schedule_view, "two").next_slots[0]
+    clock.advance(-10 * DAY_S)
+    two_schedules.write(set_slots_right)
+    assert two_schedules.read(schedules.due) == []
+    clock.advance(DAY_S)
+    assert two_schedules.read(schedules.due) == ["two"]
+    assert two_schedules.read(schedules.schedule_view, "two").next_slots[0] < before
+
+
+def test_a_schedule_whose_rules_cannot_be_read_can_be_deleted(two_schedules: Store) -> None:
+    two_schedules.write(schedules.remove, "one")
+    assert [view.name for view in two_schedules.read(schedules.page)] == ["two"]
