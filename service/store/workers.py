@@ -34,8 +34,10 @@ GONE = 10
 """A silent worker's row is removed after this many times its TTL. After one TTL it no longer counts as
 present.
 """
-GAP_S = 120.0
-"""A host without a sign of life for this long was away."""
+GAP_S = 45.0
+"""A host without a sign of life for this long was away. With a beat on top it is less than the shortest
+`host_lost_s`: otherwise a host that was cut off together with the data folder's would be lost at once.
+"""
 LOOK = "look in the engine's log"
 FAILS = {
     StatesWrong("").problem().type: "'s states are wrong",

@@ -30,6 +30,7 @@ from tests.support.machines import Machine, hub_at_once, is_whole
 from tests.support.roles import Capture, run_publishing, sweep
 
 SAMPLES = 24
+DAY = timedelta(days=1)
 
 
 @pytest.fixture
@@ -94,10 +95,9 @@ def test_two_machines_and_the_data_folder_share_a_job(
 def make_silent(shop: Shop, lost: Machine) -> None:
     """Let a machine have been silent for a day, in which the data folder's host was there."""
     with shop.store.writing() as tx:
-        a_day_ago = tx.now - timedelta(days=1)
-        tx.connection.execute(update(HOST).where(HOST.c.number == lost.number).values(seen_at=a_day_ago))
+        tx.connection.execute(update(HOST).where(HOST.c.number == lost.number).values(seen_at=tx.now - DAY))
         at_home = update(HOST).where(HOST.c.number == HOME)
-        tx.connection.execute(at_home.values(there_since=a_day_ago, seen_at=tx.now))
+        tx.connection.execute(at_home.values(there_since=tx.now - DAY, seen_at=tx.now))
 
 
 @pytest.mark.parametrize("turns", [None, "last", "all"])
@@ -216,18 +216,19 @@ def test_a_disk_that_stopped_jobs_fill_says_so(shop: Shop, target: Path, tmp_pat
     assert "of stopped jobs" in (scratch.full(far.store, small, (), far.number) or "")
 
 
+@pytest.mark.parametrize(("away", "host_lost_s"), [(DAY, 1800.0), (timedelta(minutes=1), 60.0)])
 def test_a_lost_machine_is_not_looked_for_before_it_could_be_back(
-    shop: Shop, target: Path, tmp_path: Path
+    shop: Shop, target: Path, tmp_path: Path, away: timedelta, host_lost_s: float
 ) -> None:
     """1. All were away with the database, or without power. 2. The data folder's host is back for a while."""
     job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
     far.capture(job_id, units_done=1)
+    settings = Settings.model_validate(shop.settings.model_dump() | {"host_lost_s": host_lost_s})
     with shop.store.writing() as tx:
-        long_ago = tx.now - timedelta(days=1)
-        tx.connection.execute(update(HOST).values(seen_at=long_ago, there_since=long_ago))
+        tx.connection.execute(update(HOST).values(seen_at=tx.now - away, there_since=tx.now - DAY))
 
     def units_done() -> int:
-        host.run_lost(shop.store, shop.settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
+        host.run_lost(shop.store, settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
         return shop.store.read(jobs.job, job_id).progress.units_done
 
     assert units_done() == 1
