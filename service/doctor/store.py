@@ -1,10 +1,12 @@
 """Checks the database as workers see it: its tables and clock, and the versions of its workers."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
+from pathlib import Path
 
 from schemas.worker import HostView
 from service.doctor.check_result import CheckResult, Verdict
@@ -22,7 +24,9 @@ def database(settings: Settings) -> Iterator[CheckResult]:
 
     url = settings.database()
     if (missing := missing_file(url)) is not None:
-        nearest = next(place for place in missing.parents if place.exists())
+        nearest = next(place for place in missing.parents if os.path.lexists(place))
+        if missing.is_symlink():  # SQLite makes the file that it leads to, but no folder
+            nearest = Path(os.path.realpath(missing)).parent
         check_places(nearest)
         if not nearest.is_dir():
             raise StoreUnavailable(f"{nearest} is not a folder", cure="name another place for the database")

@@ -189,6 +189,19 @@ def test_an_sqlite_file_below_what_is_not_a_folder_is_bad(tmp_path: Path) -> Non
     assert (one.verdict, one.detail) == (BAD, f"{tmp_path / 'data'} is not a folder")
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "missing"),
+    [("link", "gone/of-service.db", "gone"), ("link", "new.db", None), ("link/quarry.db", "gone", "link")],
+)
+def test_an_sqlite_file_behind_a_link_is_bad_if_its_folder_is_missing(
+    tmp_path: Path, name: str, target: str, missing: str | None
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    (one,) = found(Settings(database_url=SecretStr(f"sqlite:///{tmp_path / name}")))
+    said = f"{tmp_path / missing} is not a folder" if missing else f"{tmp_path / name} is not there"
+    assert (one.verdict, one.detail.partition(":")[0]) == (BAD if missing else GOOD, said)
+
+
 @pytest.mark.parametrize("check", [secret_files.admin_key, secret_files.webhook_secret])
 @pytest.mark.parametrize(("secret", "verdict"), [("x" * 32, GOOD), ("x" * 31, BAD), ("", BAD), (None, BAD)])
 def test_a_file_of_a_secret_is_bad_if_a_service_could_not_use_it(
