@@ -62,6 +62,8 @@ SILENCE = {
 """Parameters of libpq with which a broken network is noticed within a minute, not TCP's 15 minutes."""
 WRITABLE = {"target_session_attrs": "read-write"}
 """Another one: connects only to a server that takes writes, never to a standby that answers in its place."""
+LIBPQ_OPTIONS = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+"""What a URL may have behind '?'. The driver takes more: with `autocommit`, no transaction would be one."""
 READ_ONLY_STATES = ("25006", "0A000")
 """SQLSTATEs of a server that takes no writes: within a transaction, and at its start."""
 
@@ -170,6 +172,10 @@ def _checked(url: str) -> URL:
     if parsed.drivername not in DRIVERS or (parsed.drivername == "sqlite" and in_memory):
         detail = f"{parsed.drivername!r} without a file or server is not a durable database that Quarry knows"
         raise OptionRefused(detail, field="database_url", cure=cure)
+    if parsed.drivername != "sqlite" and not parsed.query.keys() <= LIBPQ_OPTIONS:
+        # Not quoted: it may be of a password that has a '?'.
+        detail = "the database URL has an option behind '?' that libpq does not know"
+        raise OptionRefused(detail, field="database_url", cure="use libpq's, such as '?sslmode=verify-full'")
     return parsed
 
 

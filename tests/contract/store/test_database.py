@@ -204,6 +204,14 @@ def test_a_url_that_cannot_be_read_is_refused_and_nothing_of_it_quoted(given: st
     assert refused.value.__suppress_context__ and refused.value.__cause__ is None
 
 
+@pytest.mark.parametrize("option", ["sslmod=require", "autocommit=1", "xxx@host/name=y"])
+def test_an_option_that_is_not_of_libpq_is_refused(option: str) -> None:
+    with pytest.raises(OptionRefused, match="libpq does not know") as refused:
+        Store(f"postgresql://me@host/name?{option}")
+    assert "xxx" not in str(refused.value.problem())
+    Store("postgresql://me@/name?host=one:1&host=two:2&sslmode=require&options=-cwork_mem%3D8MB").close()
+
+
 def test_the_folder_of_a_new_database_is_made(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'a%b' / 'c' / 'quarry.db'}")
     store.write(migration.migrate)
