@@ -230,6 +230,11 @@ class HubFile:
         return reading_hub(self._path, OptionRefused, "repo_id", "check the token's rights")
 
 
+def repository_of(where: str) -> str:
+    """Return what is behind `hf://datasets/`, without a slash at its end, which a folder's name may have."""
+    return where.removeprefix(HUB_PREFIX).removesuffix("/")
+
+
 def files_of(where: str | os.PathLike[str], revision: str | None = None) -> Files:
     """Return the files of a folder, or of a dataset repository named `hf://datasets/NAMESPACE/NAME`.
 
@@ -237,7 +242,7 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
     HubUnavailable.
     """
     if isinstance(where, str) and where.startswith(HUB_PREFIX):
-        return HubFiles(where.removeprefix(HUB_PREFIX), revision)
+        return HubFiles(repository_of(where), revision)
     folder = Path(where)
     if revision is not None:
         raise DatasetError(f"revision {revision!r} is of a repository, and {where} is none: leave it out")

@@ -77,9 +77,9 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> int:
 
 def repository_named(dataset: str) -> str:
     """Return NAMESPACE/NAME, before which there may be `hf://datasets/`. Raises OptionRefused."""
-    from service.artifacts.dataset_files import HUB_PREFIX
+    from service.artifacts.dataset_files import repository_of
 
-    repo_id = dataset.removeprefix(HUB_PREFIX)
+    repo_id = repository_of(dataset)
     if re.fullmatch(REPO_ID_PATTERN, repo_id) is None:
         cure = "name the folder of a dataset, or NAMESPACE/NAME of a repository"
         raise OptionRefused(f"there is no folder {dataset}", field="PATH_OR_REPO", cure=cure)

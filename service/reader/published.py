@@ -10,7 +10,7 @@ from typing import TypeVar
 from schemas.dataset.errors import DatasetError
 from schemas.job import JobState, UnitPage, UnitView
 from schemas.names import index_path, manifest_path
-from service.artifacts.dataset_files import HUB_PREFIX, Files, files_of
+from service.artifacts.dataset_files import HUB_PREFIX, Files, files_of, repository_of
 from service.errors import HubUnavailable
 from service.reader.errors import ReaderError
 from service.reader.jobs import check_norm, read_jobs
@@ -68,7 +68,7 @@ class PublishedJob:
             next_after=after if unit is None else unit.unit,
             state=JobState.COMPLETED,
             folder=None if is_remote else self._dataset,
-            repository=self._dataset.removeprefix(HUB_PREFIX) if is_remote else None,
+            repository=repository_of(self._dataset) if is_remote else None,
         )
 
     def problem(self) -> str:

@@ -344,7 +344,7 @@ def test_a_repository_on_the_hub_gives_the_same_files(dataset, tmp_path):
             "HF_HOME": str(tmp_path / "hf"),
             "HF_HUB_DISABLE_XET": "1",
         }
-        command = [sys.executable, "-m", "service.cli", "export", "hf://datasets/org/states"]
+        command = [sys.executable, "-m", "service.cli", "export", "hf://datasets/org/states/"]
         done = subprocess.run(
             [*command, "--to", "specforge", "--out", str(out)],
             capture_output=True,

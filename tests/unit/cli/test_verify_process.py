@@ -12,6 +12,7 @@ import pytest
 
 from schemas.dataset.seal import sha256_of
 from schemas.names import index_path, token_freq_path
+from service.artifacts.dataset_files import repository_of
 from service.cli import verify_process
 from service.cli.verify_process import repository_named
 from service.errors import OptionRefused
@@ -140,7 +141,8 @@ def test_a_text_that_every_row_repeats_is_broken_beyond_the_bound(
 
 
 def test_a_repository_may_be_named_as_in_other_commands() -> None:
-    assert {repository_named(name) for name in ("org/states", "hf://datasets/org/states")} == {"org/states"}
+    for name in ("org/states", "hf://datasets/org/states", "hf://datasets/org/states/"):
+        assert repository_named(name) == repository_of(name) == "org/states"
     for name in ("states", "./states", "hf://datasets/states", "https://huggingface.co/datasets/org/states"):
         with pytest.raises(OptionRefused, match=f"there is no folder {name}"):
             repository_named(name)
