@@ -5,6 +5,7 @@ from sqlalchemy import select
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity, Provenance
 from service.store.database import Transaction
+from service.store.migration import check_write
 from service.store.tables import CANARY
 
 
@@ -32,5 +33,6 @@ def report(tx: Transaction, digest: str) -> str | None:
 
 def record(tx: Transaction, digest: str, report_json: str) -> None:
     """Store a report, replacing an older one."""
+    check_write(tx)
     new = tx.insert(CANARY).values(digest=digest, report=report_json)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["digest"], set_={"report": report_json}))

@@ -10,6 +10,7 @@ from sqlalchemy.engine import RowMapping
 from schemas.job import JobState, Problem
 from schemas.schedule import RunOutcome, RunView, ScheduleRules
 from service.store.database import Transaction
+from service.store.migration import check_write
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
 from service.store.tables import JOB
 
@@ -37,6 +38,7 @@ def record(
 
 def note(tx: Transaction, job_id: str, detail: str, outcome: RunOutcome | None = None) -> None:
     """Set the detail of a job's run in its schedule, and the outcome if one is given."""
+    check_write(tx)
     values = {"detail": detail} | ({} if outcome is None else {"outcome": outcome})
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(values))
 

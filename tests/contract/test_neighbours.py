@@ -22,6 +22,7 @@ from service.store import (
     HOME,
     NewJob,
     Store,
+    canaries,
     clock,
     hosts,
     jobs,
@@ -29,6 +30,7 @@ from service.store import (
     migration,
     plans,
     publishing,
+    runs,
     schedules,
     storing,
     tasks,
@@ -166,6 +168,8 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
         lambda: store.write(schedules.add, nightly),
         lambda: store.write(keys.add, "k2", "0" * 64, key),
         lambda: store.write(keys.revoke, "k1"),
+        lambda: store.write(runs.note, job_id(5), "begun anew"),
+        lambda: store.write(canaries.record, "0" * 64, "{}"),
     ):
         with pytest.raises(StoreUnavailable, match=NEWER):
             verb()
