@@ -115,8 +115,11 @@ class _Parent:
         self.send_json(json.dumps([kind, *values]), body)
 
     def send_json(self, message: str, body: bytes = b"") -> None:
-        """Send one message whose JSON is made already."""
-        self._connection.send_bytes(message.encode() + b"\n" + body)
+        """Send one message whose JSON is made already; end this process if the parent has hung up."""
+        try:
+            self._connection.send_bytes(message.encode() + b"\n" + body)
+        except ConnectionError:
+            os._exit(0)  # as where it waits: nothing is wrong, and nobody is there to be told
 
     def received(self) -> Any:  # noqa: ANN401 - a file of known hashes, or a question
         """Wait for the parent's next message; end this process if the parent has hung up."""

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -283,3 +284,12 @@ def test_a_child_that_breaks_says_so_and_its_process_fails(monkeypatch: pytest.M
         with pytest.raises(AttributeError) as caught:
             run(theirs, mmap.mmap(-1, PROGRESS.size))
         assert json.loads(ours.recv_bytes()) == ["crash", True, f"AttributeError: {caught.value}"]
+
+
+def test_a_child_whose_parent_has_hung_up_ends_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os._exit", sys.exit)
+    ours, theirs = Pipe()
+    ours.close()
+    with theirs, pytest.raises(SystemExit) as ended:
+        _Parent(theirs, mmap.mmap(-1, PROGRESS.size), 0.0).send("done")
+    assert ended.value.code == 0
