@@ -20,7 +20,7 @@ from service.errors import OptionRefused
 SURE = 0.998
 """Confidence of the intervals: some fifty changes are tried."""
 LEAST_SHARE = 0.01
-"""Share of the accepted tokens that a cause must add at least; less explains nothing."""
+"""Share of the accepted tokens that a cause must add at least; less explains nothing, and is no loss."""
 GREEDY_SLACK = 0.01
 """Accepted tokens that a cause may cost with a greedy target, whose mean is noisier than that of a sampling
 one.
@@ -133,10 +133,11 @@ def _compared(
     base_N3, counts_N = base_N3[: len(ours_N3)], counts_N[: len(ours_N3)]
     length, chance, sampled = (ours_N3.sum(axis=0) / counts_N.sum()).tolist()
     gain, low, high = bootstrap((ours_N3 - base_N3)[:, _SAMPLED], counts_N, SURE)
-    effect: Effect = "worse" if high < 0 else "no difference"
+    least = LEAST_SHARE * before[_SAMPLED]
+    effect: Effect = "worse" if high < 0 and gain <= -least else "no difference"
     if change is not AS_IT_IS and np.allclose(ours_N3[:, _SAMPLED], base_N3[:, _SAMPLED], rtol=_SAME):
         effect = "cannot alter it"
-    elif low > 0 and gain >= LEAST_SHARE * before[_SAMPLED] and length > before[_GREEDY] - slack:
+    elif low > 0 and gain >= least and length > before[_GREEDY] - slack:
         effect = "better"
     return Tried(change.name, change.cure, 1 + length, 1 + chance, 1 + sampled, gain, low, high, effect)
 
