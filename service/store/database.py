@@ -48,6 +48,7 @@ from service.store.column_types import UtcTime
 P = ParamSpec("P")
 R = TypeVar("R")
 
+URLS = "use sqlite:////path/quarry.db or postgresql+psycopg://user@host/name"
 DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")
 
 WAIT_MS = 30_000
@@ -124,7 +125,11 @@ class Store:
 
         A `read_only` store leaves no trace: it creates no folder and no file. Raises OptionRefused.
         """
-        self._engine = _engine(_checked(url), read_only=read_only)
+        checked = _checked(url)
+        try:
+            self._engine = _engine(checked, read_only=read_only)
+        except ArgumentError:  # of several servers whose ports are not as many, or no numbers
+            raise _unreadable() from None
         self._writer = self._engine.execution_options(immediate=True)
         expression = clock or CLOCKS[self._engine.dialect.name]
         self._clock = type_coerce(literal_column(expression), UtcTime())
@@ -161,22 +166,25 @@ class Store:
 
 def _checked(url: str) -> URL:
     """Return the parsed URL if it is for SQLite in a file or PostgreSQL. Raises OptionRefused."""
-    cure = "use sqlite:////path/quarry.db or postgresql+psycopg://user@host/name"
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         # Without its cause, which quotes what stands where a port should: it may be of a password.
-        cure += "; several servers are given as '?host=one:5432&host=two:5432' behind the name"
-        raise OptionRefused("the database URL cannot be read", field="database_url", cure=cure) from None
+        raise _unreadable() from None
     in_memory = parsed.database in (None, "", ":memory:")
     if parsed.drivername not in DRIVERS or (parsed.drivername == "sqlite" and in_memory):
         detail = f"{parsed.drivername!r} without a file or server is not a durable database that Quarry knows"
-        raise OptionRefused(detail, field="database_url", cure=cure)
+        raise OptionRefused(detail, field="database_url", cure=URLS)
     if parsed.drivername != "sqlite" and not parsed.query.keys() <= LIBPQ_OPTIONS:
         # Not quoted: it may be of a password that has a '?'.
         detail = "the database URL has an option behind '?' that libpq does not know"
         raise OptionRefused(detail, field="database_url", cure="use libpq's, such as '?sslmode=verify-full'")
     return parsed
+
+
+def _unreadable() -> OptionRefused:
+    cure = f"{URLS}; several servers are given as '?host=one:5432&host=two:5432' behind the name"
+    return OptionRefused("the database URL cannot be read", field="database_url", cure=cure)
 
 
 def missing_file(url: str) -> Path | None:

@@ -195,7 +195,13 @@ def test_a_database_that_could_lose_a_job_is_refused_by_name(given: str) -> None
 
 
 @pytest.mark.parametrize(
-    "given", ["postgresql://me@one:1,two:2/name", "postgresql://me:one@se:cret@host/name"]
+    "given",
+    [
+        "postgresql://me@one:1,two:2/name",
+        "postgresql://me:one@se:cret@host/name",
+        "postgresql://me@/name?host=one:1&host=two:x",
+        "postgresql://me@/name?host=one,two&port=1,2,3",
+    ],
 )
 def test_a_url_that_cannot_be_read_is_refused_and_nothing_of_it_quoted(given: str) -> None:
     with pytest.raises(OptionRefused, match="the database URL cannot be read") as refused:
