@@ -42,14 +42,13 @@ class UnitRun:
         session: EngineSession,
         budget: InFlight,
         settings: Settings,
-        on_answered: Callable[[], None] = lambda: None,
-        renderers: Renderers | None = None,
-        store: Store | None = None,
+        on_answered: Callable[[], None],
+        renderers: Renderers,
+        store: Store,
     ) -> None:
         """Store the arguments; `on_answered` is called when the engine has answered every row.
 
-        `renderers` is needed if rows are checked against their conversations. The `store` knows which rows
-        other engines have found not finite; without it such rows are rejected at once.
+        The `store` knows which rows other engines have found not finite.
         """
         self._on_answered = on_answered
         self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
@@ -71,7 +70,7 @@ class UnitRun:
         self._plan = await asyncio.to_thread(unpacked, self._lease.plan, self._lease.plan_sha256)
         if self._lease.identity.generate is not None and not self._lease.is_answered:
             renderer = None
-            if self._renderers is not None and self._lease.identity.is_rendered_again:
+            if self._lease.identity.is_rendered_again:
                 renderer = await self._renderers.of(self._lease)
             self._answering = Answering(
                 self._lease, self._plan, self._session.engine, renderer, self._budget.heard
@@ -87,8 +86,7 @@ class UnitRun:
         for receipt in sealed:
             meters.SEALED.add(samples=len(receipt.rows), tokens=sum(receipt.num_tokens), bytes=receipt.bytes)
         commit = await asyncio.to_thread(self._verify, order, sealed)
-        if self._store is not None:
-            await settle(self._lease, self._session, self._store, self._settings, self._plan, sealed)
+        await settle(self._lease, self._session, self._store, self._settings, self._plan, sealed)
         meters.PROVEN.add_shards(commit.shards)
         return commit
 

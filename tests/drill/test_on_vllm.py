@@ -12,6 +12,7 @@ import pytest
 
 from service.capture.budget import InFlight
 from service.capture.canary import Canary
+from service.capture.renderer import Renderers
 from service.capture.session import EngineSlot
 from service.capture.unit_run import UnitRun
 from service.errors import QuarryError, problem_slug
@@ -71,7 +72,8 @@ class Session:
                 if not await canary.has_passed(session):
                     await canary.run(session, await self.engine.inspect(lease))
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
-            await UnitRun(lease, session, budget, shop.settings).run()
+            renderers = Renderers(shop.store, shop.settings)
+            await UnitRun(lease, session, budget, shop.settings, lambda: None, renderers, shop.store).run()
 
         try:
             self.loop.call(attempt())
