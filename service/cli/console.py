@@ -16,6 +16,7 @@ from service.visible import one_line
 
 Model = TypeVar("Model", bound=BaseModel)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+AsOneJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2

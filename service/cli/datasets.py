@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from schemas.request import HubTarget
-from service.cli.console import naming, say
+from service.cli.console import AsOneJson, naming, say
 from service.cli.verify_process import VerifyOrder, verify_apart
 from service.errors import OptionRefused
 from service.settings import load_settings
@@ -51,7 +51,7 @@ def verify(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Folder of the target, for the logit check."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsOneJson = False,
     page: ReportOption = None,
 ) -> None:
     """Run every check on a finished dataset."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import naming, say
+from service.cli.console import AsOneJson, naming, say
 from service.cli.datasets import ReportOption
 
 
@@ -27,7 +27,7 @@ def diagnose(
         str | None, typer.Option(metavar="DIR", help="The target, if it is not below QUARRY_MODEL_ROOTS.")
     ] = None,
     page: ReportOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsOneJson = False,
 ) -> None:
     """Measure a drafter's acceptance length and, if it was trained on wrong inputs, name them."""
     from service.diagnose.diagnosis import diagnose as measure

@@ -14,6 +14,7 @@ from service.cli.console import (
     EXIT_BLOCKED,
     EXIT_NOT_COMPLETE,
     EXIT_TRY_AGAIN,
+    AsOneJson,
     complain,
     file_to_read,
     say,
@@ -46,7 +47,7 @@ PartOption = Annotated[
 def estimate(
     file: JobFile,
     part: PartOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsOneJson = False,
 ) -> None:
     """Print what a job would need, without running it."""
     request = read_job_file(file, part)

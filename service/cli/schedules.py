@@ -13,6 +13,7 @@ from schemas.source import Sample
 from service.cli.console import (
     EXIT_NOT_COMPLETE,
     AsJson,
+    AsOneJson,
     file_to_read,
     group,
     say,
@@ -72,7 +73,7 @@ def show(
         bool, typer.Option("--request", help="Print the request of its jobs instead.")
     ] = False,
     quarry: Quarry = SERVER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsOneJson = False,
 ) -> None:
     """Print a schedule, its next five slots, and the outcomes of the last ones."""
     if request:
