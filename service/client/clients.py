@@ -162,8 +162,7 @@ class _Patience:
 
     def unanswered(self, error: ProblemReceived) -> None:
         self._unanswered += 1
-        passes = error.problem.status == 429 or error.problem.status >= 500
-        if not passes or self._unanswered > MAX_UNANSWERED:
+        if not error.is_passing or self._unanswered > MAX_UNANSWERED:
             raise error
 
     def rests(self, job: JobSummary) -> bool:

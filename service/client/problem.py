@@ -1,6 +1,7 @@
 """The problems a service answers with, and those reported when it does not answer properly or at all."""
 
 from contextlib import suppress
+from http import HTTPStatus
 
 import httpx2
 from pydantic import ValidationError
@@ -17,6 +18,11 @@ class ProblemReceived(Exception):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail)
         self.problem = problem
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same call may succeed later: the service is away or fails, or a limit is reached."""
+        return self.problem.status == HTTPStatus.TOO_MANY_REQUESTS or self.problem.status >= 500
 
 
 def unreachable(server: str, error: Exception) -> ProblemReceived:

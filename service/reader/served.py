@@ -78,8 +78,7 @@ class ServedJob:
                 return method(*arguments, **options)
             except ProblemReceived as error:
                 problem, waited_s = error.problem, time.monotonic() - asked_s
-                passes = problem.status >= 500 or problem.status == 429
-                if not passes or waited_s > self._patience_s:
+                if not error.is_passing or waited_s > self._patience_s:
                     kind = NotServed if problem.status == 404 else ReaderError
                     raise kind(f"{self.name}: {problem.detail}") from None
             time.sleep(LOOK_S)
