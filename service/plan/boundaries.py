@@ -98,9 +98,9 @@ class TurnFinder:
         question = self._render(PROBE[:1])
         return self._render(PROBE[:1], add_generation_prompt=True).removeprefix(question)
 
-    def trailer(self, turn: int) -> str:
-        """Return what follows the end mark of the last turn but not that of `messages[turn]`."""
-        closing, after = self._closings(turn)[:2]
+    def trailer(self) -> str:
+        """Return what follows the end mark of the last turn but not that of the first answer."""
+        closing, after = self._closings(1)[:2]
         mark = self._mark_of(after)
         has_more = mark and closing.startswith(mark) and not after.startswith(closing)
         extra = closing[len(mark) :] if has_more else ""
@@ -266,7 +266,7 @@ def probe(template: ChatTemplate, marks: Collection[str]) -> str:
 
 def _checked(template: ChatTemplate, messages: Messages, marks: Collection[str]) -> str:
     chat = Conversation(template, messages)
-    trailer = TurnFinder(chat, marks).trailer(1)
+    trailer = TurnFinder(chat, marks).trailer()
     finder = TurnFinder(chat, marks, trailer)
     for turn in (1, 3):
         start, end = finder.span(turn)
