@@ -134,8 +134,8 @@ class _Plan:
         self._texts, self._most_tokens = texts, most_tokens
         self._answer_tokens = generate.of(entry.name if entry else None).max_tokens
         self._words = [f"QuarryStandIn{turn}X" for turn in range(len(blocks))]
-        every = [[list(block.messages), list(block.calls)] for block in blocks]
-        self._digest = canonical_sha256([every, chat.tools, entry and entry.name])
+        self._said = [[list(block.messages), list(block.calls)] for block in blocks]
+        self._digest = canonical_sha256([self._said, chat.tools, entry and entry.name])
 
     def in_one_row(self) -> Tokenized:
         """Return the conversation as one row. Raises NotInSegments, RejectedError."""
@@ -158,7 +158,7 @@ class _Plan:
         self._check_tokens(texts, ids)
         rest = tuple(segment.astype(np.int32) for segment in ids[1:])
         longest = sum(map(len, ids)) + len(ids) * self._answer_tokens
-        return self._row(ids[0], 0, self._blocks[: len(ids)], longest, len(self._blocks) - len(ids), rest)
+        return self._row(ids[0], 0, self._said[: len(ids)], longest, len(self._blocks) - len(ids), rest)
 
     def _segment_texts(self) -> list[str]:
         """Return the prompt, then the text between each two answers."""
@@ -211,7 +211,7 @@ class _Plan:
             fit.append((certain, len(prompt) + turn * self._answer_tokens))
         left = len(self._blocks) - len(fit)
         return [
-            self._row(ids, turn, self._blocks[turn - 1 : turn], longest, left, why=why)
+            self._row(ids, turn, self._said[turn - 1 : turn], longest, left, why=why)
             for turn, (ids, longest) in enumerate(fit, 1)
         ]
 
@@ -219,14 +219,14 @@ class _Plan:
         self,
         ids: npt.NDArray[np.int64],
         turn: int,
-        blocks: Sequence[Block],
+        blocks: Sequence[object],
         longest: int,
         left: int,
         segments: tuple[npt.NDArray[np.int32], ...] = (),
         why: str = "",
     ) -> Tokenized:
         document = {
-            "blocks": [[list(block.messages), list(block.calls)] for block in blocks],
+            "blocks": blocks,
             "limit": self._most_tokens,
             "left": left,
             "tools": self._chat.tools if turn <= 1 else None,
