@@ -79,8 +79,8 @@ class Answer:
     """
 
     token_ids: tuple[int, ...]
-    likely: tuple[tuple[int, float], ...] = ()
-    ended: Ended = "length"
+    likely: tuple[tuple[int, float], ...]
+    ended: Ended
 
 
 class PromptRefused(ValueError):

@@ -276,7 +276,7 @@ def _answer(output: RequestOutput, *, witness: bool) -> Answer:
     if ended == "end" and isinstance(completion.stop_reason, str):
         ended = "stop"
     if not witness or not completion.logprobs:
-        return Answer(token_ids, ended=ended)
+        return Answer(token_ids, (), ended)
     likely = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1].logprob)
     # vLLM adds the sampled token even if it is less likely.
     witnessed = tuple((int(token), float(at.logprob)) for token, at in likely[:WITNESS_TOKENS])
