@@ -114,7 +114,7 @@ class _Parent:
         """Send one message; blocks while the parent reads too slowly."""
         self.send_json(json.dumps([kind, *values]), body)
 
-    def send_json(self, message: str, body: bytes = b"") -> None:
+    def send_json(self, message: str, body: bytes) -> None:
         """Send one message whose JSON is made already; end this process if the parent has hung up."""
         try:
             self._connection.send_bytes(message.encode() + b"\n" + body)

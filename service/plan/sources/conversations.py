@@ -50,7 +50,7 @@ Read = tuple[str | None, Sample | RowReject]
 """A row's own id, if it is usable, and its content."""
 
 
-def read_line(line: bytes, labels: Sequence[str] = ()) -> Read:
+def read_line(line: bytes, labels: Sequence[str]) -> Read:
     """Return what `read_row` returns of a line of JSON."""
     try:
         row = json.loads(line, object_pairs_hook=json_object)

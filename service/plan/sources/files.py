@@ -63,9 +63,9 @@ class FileRows:
 
     source: FileSource
     roots: tuple[Path, ...]
-    labels: tuple[str, ...] = ()
-    names: Sequence[str] | None = None
-    may_be_empty: bool = False
+    labels: tuple[str, ...]
+    names: Sequence[str] | None
+    may_be_empty: bool
     closed: Path | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
     states: dict[str, _State] = field(default_factory=dict, compare=False)
