@@ -25,7 +25,8 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.dataset import HIDDEN_SIZE, LAYER_IDS, model_identity
+from benchmarks.dataset import LAYER_IDS, model_identity
+from benchmarks.writer import NUM_TOKENS, ROW_BYTES, SHAPE_LTH
 from connector.pool import HostPool
 from connector.repeats import RepeatCheck
 from connector.wire import DrainJob, RowRef, hash_ids
@@ -35,9 +36,7 @@ from schemas.request import Compression
 from tests.support.plans import order, random_ids, rank_config, write_plan
 from tests.support.sums import token_sums
 
-NUM_TOKENS, UNIT_ROWS = 512, 16
-SHAPE_LTH = (len(LAYER_IDS), NUM_TOKENS, HIDDEN_SIZE)
-ROW_BYTES = len(LAYER_IDS) * NUM_TOKENS * HIDDEN_SIZE * 2
+UNIT_ROWS = 16
 POOL_BYTES = 2**30
 SAMPLE_EVERY_S = 0.005
 POLICIES = ("a unit on one thread", "rows of a unit on several", "units interleaved")
