@@ -117,7 +117,7 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     request = {"model": model.model, "source": {"kind": "inline", "samples": [{"text": "a"}]}}
     job = ExtractRequest.model_validate(request)
     planned = Progress(samples_planned=shard.rows)
-    account = Account(JOB, job, commit.provenance, planned, (commit,), (), counts, datetime.now(UTC))
+    account = Account(JOB, job, commit.provenance, planned, (commit,), (), counts, datetime.now(UTC), "1")
     norm = NormWeights(commit.provenance.final_norm, torch.ones(shape.hidden_size), None)
     assemble(folder, account, norm_bytes(norm), "skipped by request", None)
 

@@ -51,7 +51,7 @@ class Account:
     rejects: tuple[RejectView, ...]
     token_counts: Counter[int]
     captured_at: datetime
-    attempt: str = ""
+    attempt: str
     """Part of the names of temporary files: an owner that lost the lease may still be writing."""
 
     @property

@@ -10,7 +10,7 @@ from schemas.names import FINAL_NORM_PATH, token_freq_path
 from service.errors import OptionRefused
 
 
-def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: str = "") -> FileEntry:
+def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: str) -> FileEntry:
     """Seal the counts of how often each token id is supervised (`loss_mask` 1).
 
     Raises OSError, also if the folder `dataset` is missing.
@@ -20,7 +20,7 @@ def write_token_freq(dataset: Path, job_id: str, counts: Counter[int], attempt: 
     return entry_of(path, content)
 
 
-def write_final_norm(dataset: Path, content: bytes, attempt: str = "") -> FileEntry:
+def write_final_norm(dataset: Path, content: bytes, attempt: str) -> FileEntry:
     """Seal the target's final norm. Raises OptionRefused if the folder holds another model's.
 
     OSError, also where there is no folder `dataset`.

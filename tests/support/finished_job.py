@@ -169,6 +169,7 @@ def an_account(
         rejects=tuple(a_reject(num_units * rows + number) for number in range(rejects)),
         token_counts=counts,
         captured_at=captured_at,
+        attempt="1",
     )
 
 
