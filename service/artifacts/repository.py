@@ -120,7 +120,7 @@ class Repository:
         """Return the head commit of the main branch."""
         return str(self._ask("read the branch", lambda: self._api.repo_info(**self._where)).sha)
 
-    def find(self, paths: Sequence[str], revision: str = BRANCH) -> dict[str, RepoFile]:
+    def find(self, paths: Sequence[str], revision: str) -> dict[str, RepoFile]:
         """Return those of `paths` that are files at `revision`; `blob_id` is git's SHA-1."""
         files: dict[str, RepoFile] = {}
         for start in range(0, len(paths), PATHS_PER_CALL):
@@ -129,7 +129,7 @@ class Repository:
             files |= _files(self._ask("read the tree", call))
         return files
 
-    def files(self, folder: str, revision: str = BRANCH) -> list[RepoFile]:
+    def files(self, folder: str, revision: str) -> list[RepoFile]:
         """Return the files directly in `folder` at `revision`; an empty list if there is no such folder."""
 
         def listing() -> list[Any]:
@@ -140,7 +140,7 @@ class Repository:
 
         return list(_files(self._ask("list the tree", listing)).values())
 
-    def read(self, path: str, revision: str = BRANCH, max_bytes: int = SMALL_BYTES) -> bytes | None:
+    def read(self, path: str, revision: str, max_bytes: int = SMALL_BYTES) -> bytes | None:
         """Return a small file's content at `revision`, or None if it does not exist. Raises OptionRefused."""
         found = self.find([path], revision).get(path)
         if found is None:

@@ -155,14 +155,14 @@ def a_hub(server: FakeHub) -> Repository:
 
 def test_files_are_listed_over_all_pages_and_a_missing_folder_is_empty(server: FakeHub) -> None:
     server.add_repo(REPO, {f"manifests/{n}.json": b"%d" % n for n in range(5)} | {"manifests/x/y": b""})
-    found = [file.path for file in a_hub(server).files("manifests")]
+    found = [file.path for file in a_hub(server).files("manifests", "main")]
     assert found == [f"manifests/{n}.json" for n in range(5)]
-    assert a_hub(server).files("nowhere") == []
+    assert a_hub(server).files("nowhere", "main") == []
 
 
 def test_find_tells_large_files_from_small_ones_and_leaves_out_what_is_not_there(server: FakeHub) -> None:
     server.add_repo(REPO, {"a.parquet": b"large", "b/c.json": b"small"})
-    found = a_hub(server).find(["a.parquet", "b/c.json", "b", "d"])
+    found = a_hub(server).find(["a.parquet", "b/c.json", "b", "d"], "main")
     assert set(found) == {"a.parquet", "b/c.json"}
     assert found["a.parquet"].lfs is not None
     assert found["b/c.json"].lfs is None
@@ -174,9 +174,9 @@ def test_a_file_is_read_at_a_revision_and_is_none_where_it_is_not(server: FakeHu
     old = repo.head.oid
     repo.add("newer", {"a.json": server.add_repo("org/x", {"a.json": b"new"}).head.tree["a.json"]})
     hub = a_hub(server)
-    assert hub.read("a.json") == b"new"
+    assert hub.read("a.json", "main") == b"new"
     assert hub.read("a.json", old) == b"old"
-    assert hub.read("b.json") is None
+    assert hub.read("b.json", "main") is None
     assert hub.head() == repo.head.oid
 
 
@@ -231,8 +231,8 @@ def test_other_errors_are_not_tried_again() -> None:
 
 SILENT = {
     "info": Repository.head,
-    "tree": lambda hub: hub.files("data"),
-    "paths_info": lambda hub: hub.find(["a"]),
+    "tree": lambda hub: hub.files("data", "main"),
+    "paths_info": lambda hub: hub.find(["a"], "main"),
 }
 
 
@@ -255,9 +255,9 @@ def test_a_file_of_gigabytes_is_refused_before_it_is_fetched(server: FakeHub) ->
     """A card that a stranger's push left in the repository."""
     server.add_repo(REPO, {"README.md": b"x" * 1001, "jobs.json": b"x" * 1000})
     hub = Repository(HubTarget(repo_id=REPO), settings(server), patience())
-    assert hub.read("jobs.json", max_bytes=1000) == b"x" * 1000 and hub.read("none") is None
+    assert hub.read("jobs.json", "main", max_bytes=1000) == b"x" * 1000 and hub.read("none", "main") is None
     server.calls.clear()
     with pytest.raises(OptionRefused, match=r"README\.md in org/states has 1001 bytes") as refused:
-        hub.read("README.md", max_bytes=1000)
+        hub.read("README.md", "main", max_bytes=1000)
     assert refused.value.field == "hub.repo_id" and refused.value.cure
     assert list(server.calls.values()) == [1], "the file was only looked for"
