@@ -4,7 +4,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
-from service.store import Store, TaskState, jobs, plans, tasks, units
+from service.store import Store, TaskState, jobs, tasks, units
 from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
@@ -31,26 +31,6 @@ def vanish(store: Store, clock: Clock, times: int, *, job: str | None = None) ->
     for number in range(times):
         lease_unit(store, f"vanishes-{number}", job=job)
         clock.advance(TTL_S)
-
-
-def test_a_lease_that_ran_out_is_a_silent_death_and_no_attempt(store: Store, clock: Clock) -> None:
-    start_units(store, units=1)
-    vanish(store, clock, 2)
-    lease = lease_unit(store)
-    assert (lease.attempt_id.epoch, lease.attempts) == (3, 1)
-    assert counted(store) == [(TaskState.LEASED, 1, 2)]
-
-
-def test_deaths_leave_a_unit_all_its_attempts(store: Store, clock: Clock) -> None:
-    """1. Three nodes restart with the unit. 2. Two engines die under it. 3. The third attempt is its last."""
-    start_units(store, units=1)
-    vanish(store, clock, 3)
-    for attempt in (1, 2):
-        store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 3)
-        assert counted(store) == [(TaskState.PENDING, attempt, 3)]
-        assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
-    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 3)
-    assert counted(store) == [(TaskState.FAILED, 3, 3)]
 
 
 def test_a_unit_that_kills_its_workers_blocks_its_job_by_name(store: Store, clock: Clock) -> None:
@@ -94,18 +74,6 @@ def test_nothing_of_a_blocked_job_can_be_committed(store: Store, clock: Clock) -
         with pytest.raises(LeaseLost):
             commit(store, lease)
     assert counted(store) == [(TaskState.PENDING, 0, MAX_DEATHS), (TaskState.PENDING, 0, 0)]
-
-
-def test_a_resumed_job_has_all_its_deaths_before_it_again(store: Store, clock: Clock) -> None:
-    start_units(store, units=1)
-    vanish(store, clock, MAX_DEATHS)
-    assert units.lease(store, OWNER, TTL_S) is None
-    store.write(jobs.resume, job_id(1))
-    assert counted(store) == [(TaskState.PENDING, 0, 0)]
-    plans.lease(store, OWNER, TTL_S)
-    vanish(store, clock, MAX_DEATHS - 1)
-    commit(store, lease_unit(store))
-    assert counted(store) == [(TaskState.DONE, 1, MAX_DEATHS - 1)]
 
 
 def test_a_resume_forgets_the_deaths_over_units_that_failed_and_over_those_that_wait(

@@ -103,14 +103,6 @@ def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) 
     assert store.write(tasks.extend, [], TTL_S) == []
 
 
-def test_a_released_unit_waits_as_if_the_attempt_had_not_been(store: Store) -> None:
-    start_units(store, units=1)
-    lease = lease_unit(store)
-    store.write(tasks.release, lease)
-    assert only(store) == UnitRow(0, TaskState.PENDING, 1, 0, 2, 10, None)
-    assert lease_unit(store, "another").attempt_id.epoch == 2
-
-
 def test_a_failed_attempt_is_tried_again_until_the_last(store: Store) -> None:
     start_units(store, units=1)
     store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 2)
