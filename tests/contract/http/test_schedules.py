@@ -1,4 +1,4 @@
-"""The routes of schedules, and `quarry schedules` against them."""
+"""The routes of schedules; tests/unit/cli has their commands."""
 
 import json
 from collections.abc import Iterator
@@ -7,13 +7,8 @@ from typing import Any
 
 import httpx2
 import pytest
-import yaml
 from sqlalchemy import update
-from typer.testing import CliRunner
 
-from schemas.schedule import ScheduleView
-from service.cli.entry import app
-from service.errors import OptionRefused
 from service.settings import Settings
 from service.store import Store, jobs, schedules
 from service.store.schedule_tables import SCHEDULE
@@ -63,6 +58,11 @@ def test_a_schedule_is_made_read_changed_run_and_deleted(
     assert job.model == body["request"]["model"]
     assert problem_of(api.post(f"{nightly}/run"), 409).field == "name"
     assert [one["job_id"] for one in api.get(f"{nightly}/runs").json()["runs"]] == [job.id]
+
+    store.write(jobs.cancel, job.id)
+    metrics = api.get("/metrics").text
+    assert 'quarry_schedule_failing{schedule="nightly"} 1.0' in metrics
+    assert 'quarry_schedule_last_good_timestamp_seconds{schedule="nightly"}' in metrics
 
     assert api.delete(nightly).status_code == 204
     assert problem_of(api.get(nightly), 404).field == "name"
@@ -163,8 +163,8 @@ def test_its_request_names_only_what_its_owner_may_use_whoever_changes_it(
     assert problem_of(refused, 422).field == "model"
 
 
-def test_samples_are_posted_by_route_and_by_command(
-    api: httpx2.Client, store: Store, settings: Settings, tmp_path: Path, body: dict[str, Any]
+def test_posted_samples_lie_in_the_spool_until_the_schedule_is_deleted(
+    api: httpx2.Client, store: Store, settings: Settings, body: dict[str, Any]
 ) -> None:
     request = body["request"] | {"source": {"kind": "posted"}}
     assert api.post("/schedules", json=body | {"name": "posted", "request": request}).status_code == 201
@@ -179,11 +179,6 @@ def test_samples_are_posted_by_route_and_by_command(
     assert problem_of(api.post(route, json={"samples": []}), 422).field == "samples"
     wrong = {"samples": [sample, {"text": "x", "token_ids": [1]}]}
     assert str(problem_of(api.post(route, json=wrong), 422).field).startswith("samples.1")
-    lines = tmp_path / "rows.jsonl"
-    lines.write_text('{"text": "one"}\n\n{"text": "two"}\n')
-    arguments = ["schedules", "post", "posted", str(lines), "--server", str(api.base_url)]
-    assert CliRunner().invoke(app, arguments).output == "2 samples wait for the next job of posted\n"
-    assert len(list(spool.iterdir())) == 2
     assert api.delete("/schedules/posted").status_code == 204
     assert not spool.exists()
 
@@ -191,44 +186,3 @@ def test_samples_are_posted_by_route_and_by_command(
 @pytest.mark.parametrize("sent", ["{", "[]", '"nightly"'])
 def test_a_body_that_is_no_schedule_is_refused(api: httpx2.Client, sent: str) -> None:
     problem_of(api.post("/schedules", content=sent, headers=JSON), 422)
-
-
-def test_the_command_line_says_what_the_routes_say(
-    api: httpx2.Client, store: Store, tmp_path: Path, body: dict[str, Any]
-) -> None:
-    """1. A preview. 2. Made from YAML. 3. Listed, shown, paused, resumed, run, checked and deleted."""
-    file = tmp_path / "schedule.yaml"
-    file.write_text(yaml.safe_dump(body | {"name": "by-hand"}))
-    server = ["--server", str(api.base_url)]
-
-    def quarry(*arguments: str, code: int = 0) -> str:
-        ran = CliRunner().invoke(app, ["schedules", *arguments, *server])
-        assert ran.exit_code == code, ran.output
-        return ran.output
-
-    preview = quarry("add", str(file), "--preview")
-    assert preview.count("next ") == 5
-    assert "by-hand" not in quarry("list")
-    assert quarry("add", str(file)) == preview
-    assert "by-hand" in quarry("list")
-    assert ScheduleView.model_validate_json(quarry("show", "by-hand", "--json")).name == "by-hand"
-    assert json.loads(quarry("show", "by-hand", "--request"))["layers"] == [2]
-    file.write_text(yaml.safe_dump(body | {"name": "by-hand", "request": body["request"] | {"layers": [1]}}))
-    other = CliRunner().invoke(app, ["schedules", "change", "other", str(file), *server]).exception
-    assert isinstance(other, OptionRefused) and other.field == "name"
-    assert "0 3 * * *" in quarry("change", "by-hand", str(file))
-    assert json.loads(quarry("show", "by-hand", "--request"))["layers"] == [1]
-    file.write_text("cron: 0 4 * * *")
-    assert "0 4 * * *" in quarry("change", "by-hand", str(file))
-    assert "paused" in quarry("pause", "by-hand")
-    assert "active" in quarry("resume", "by-hand")
-    assert "submitted  j-" in quarry("run", "by-hand")
-    assert "submitted  j-" in quarry("show", "by-hand")
-    assert quarry("check") == ""
-    store.write(jobs.cancel, api.get("/schedules/by-hand").json()["last_run"]["job_id"])
-    assert "cancelled" in quarry("check", code=3)
-    metrics = api.get("/metrics").text
-    assert 'quarry_schedule_failing{schedule="by-hand"} 1.0' in metrics
-    assert 'quarry_schedule_last_good_timestamp_seconds{schedule="by-hand"}' in metrics
-    quarry("delete", "by-hand")
-    assert "by-hand" not in quarry("list")

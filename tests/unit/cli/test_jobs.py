@@ -151,7 +151,7 @@ def test_a_job_file_is_submitted_and_its_shards_are_listed(
 
 def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[str, Any]], tmp_path: Path):
     server, _, body = service
-    file = tmp_path / "nightly.json"
+    file = tmp_path / "nightly.yaml"
     request = body | {"source": {"kind": "posted"}}
     new = {"name": "nightly", "cron": "0 3 * * *", "time_zone": "Asia/Tokyo", "request": request}
     file.write_text(json.dumps(new))
@@ -162,7 +162,7 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
         assert (ran.code, ran.err) == (0, "")
         return ran.out
 
-    assert "next" in schedules("add", file, "--preview")
+    assert schedules("add", file, "--preview").count("next ") == 5
     assert schedules("list") == ""
     assert json.loads(schedules("add", file, "--json"))["name"] == "nightly"
     assert schedules("list").split("\t")[:3] == ["nightly", "active", "0 3 * * *"]
@@ -178,6 +178,13 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
     run("jobs", "cancel", made.split("  ")[2].rstrip(), "--server", server)
     failing = run("schedules", "check", "--server", server)
     assert (failing.code, failing.out.split("\t")[1]) == (3, "active, failing")
+    file.write_text(json.dumps({"name": "nightly", "request": request | {"layers": [1]}}))
+    other = run("schedules", "change", "other", file, "--server", server)
+    assert (other.code, "field: name" in other.err) == (2, True)
+    assert "0 3 * * *" in schedules("change", "nightly", file)
+    assert json.loads(schedules("show", "nightly", "--request"))["layers"] == [1]
+    file.write_text("cron: 0 4 * * *")
+    assert "0 4 * * *" in schedules("change", "nightly", file)
     assert schedules("delete", "nightly") == "nightly\n"
 
 
