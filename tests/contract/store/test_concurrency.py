@@ -66,17 +66,6 @@ def lease_all(store: Store, owner: str) -> list[tuple[str, int, int]]:
     return leases
 
 
-@pytest.mark.slow
-def test_threads_that_lease_five_hundred_units_get_each_once(store: Store) -> None:
-    start_units(store, units=300, number=1)
-    start_units(store, units=200, number=2)
-    leases = together(lambda number: lease_all(store, f"thread-{number}"))
-    expected = [(job_id(1), unit, 1) for unit in range(300)] + [(job_id(2), unit, 1) for unit in range(200)]
-    assert sorted(chain.from_iterable(leases)) == expected
-    events = store.read(jobs.events, job_id(1), limit=10_000)
-    assert [event.id for event in events] == list(range(1, len(events) + 1))
-
-
 def test_threads_take_over_expired_leases_once_each(store: Store, clock: Clock) -> None:
     start_units(store, units=60)
     lease_all(store, "zombie")
