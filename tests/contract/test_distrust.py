@@ -18,7 +18,7 @@ from service.settings import Settings
 from service.store import TaskState, jobs, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
-from tests.support.roles import Capture
+from tests.support.roles import Capture, capture_until
 from tests.support.tiny_model import random_target
 
 ONE_UNIT = {"shard_bytes": 4_194_304}
@@ -108,33 +108,24 @@ def test_a_worker_is_told_to_stop_while_its_engine_starts(
 ) -> None:
     """1. An engine takes for ever to start. 2. SIGTERM. 3. The unit is given back, the engine stopped."""
     model = target(tmp_path)
-    shop = Shop.open(tmp_path, model)
-    stops: list[str] = []
+    shop = Shop.open(tmp_path, model, drain_s=1e6)
+    seen: list[str] = []
     job_id = shop.submit(request(model, conversations(4), canary="skip", storage=ONE_UNIT))
     shop.plan()
 
-    async def stopped() -> None:
-        starting = asyncio.Event()
+    async def start(*_: object) -> None:
+        seen.append("starts")
+        await asyncio.Event().wait()
 
-        async def start(*_: object) -> None:
-            starting.set()
-            await asyncio.Event().wait()
+    async def stop(_: FakeEngine) -> None:
+        seen.append("stopped")
 
-        async def stop(_: FakeEngine) -> None:
-            stops.append("engine")
-
-        monkeypatch.setattr(FakeEngine, "start", start)
-        monkeypatch.setattr(FakeEngine, "stop", stop)
-        loop = Capture(shop.store, shop.settings, "worker")
-        running = asyncio.create_task(loop.run())
-        await asyncio.wait_for(starting.wait(), 60)
-        loop.stop.set()
-        await asyncio.wait_for(running, 20)
-
-    asyncio.run(stopped())
+    monkeypatch.setattr(FakeEngine, "start", start)
+    monkeypatch.setattr(FakeEngine, "stop", stop)
+    capture_until(lambda: bool(seen), Capture(shop.store, shop.settings, "worker"))
     (row,) = shop.store.read(units.of_job, job_id)
     assert (row.state, row.attempts) == (TaskState.PENDING, 0)
-    assert stops == ["engine"]
+    assert seen == ["starts", "stopped"]
     shop.store.close()
 
 

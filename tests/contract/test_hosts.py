@@ -27,7 +27,7 @@ from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.machines import Machine, hub_at_once, is_whole
-from tests.support.roles import Capture, run_publishing, sweep
+from tests.support.roles import Capture, capture_until, run_publishing, sweep
 
 SAMPLES = 24
 DAY = timedelta(days=1)
@@ -151,16 +151,8 @@ def test_a_machine_that_only_stores_is_not_silent(shop: Shop, target: Path, tmp_
     far.capture(job_id, units_done=1)
     make_silent(shop, far)
     assert shop.store.read(hosts.silent, shop.settings.host_lost_s) == [far.id]
-
-    async def some() -> None:
-        loop = Capture(far.store, far.settings.model_copy(update={"roles": (Role.STORE,)}), "far")
-        running = asyncio.create_task(loop.run())
-        while shop.store.read(hosts.silent, shop.settings.host_lost_s):
-            await asyncio.sleep(0.05)
-        loop.stop.set()
-        await running
-
-    asyncio.run(asyncio.wait_for(some(), 60))
+    loop = Capture(far.store, far.settings.model_copy(update={"roles": (Role.STORE,)}), "far")
+    capture_until(lambda: not shop.store.read(hosts.silent, shop.settings.host_lost_s), loop)
     assert not shop.store.read(workers.present), "none that captures"
 
 
@@ -271,11 +263,8 @@ def test_a_data_folder_that_was_given_up_costs_what_it_had_not_pushed(
     """1. All is captured and waits for its publication. 2. The folder is lost. 3. Another takes its place."""
     job_id = submitted(shop, target)
     shop.capture(job_id)
-    (home,) = shop.store.read(hosts.views)
-    assert shop.store.write(hosts.forget, home.id) == shop.store.read(jobs.job, job_id).progress.units_planned
-    place = {"data_dir": tmp_path / "new", "database_url": shop.settings.database()}
-    again = Shop(Settings.model_validate(dict(shop.settings) | place), shop.store)
-    host.host_of(again.store, again.settings)
+    again = given_up(shop, tmp_path / "new")
+    assert again.store.read(jobs.job, job_id).progress.units_done == 0
     again.capture(job_id)
     again.publish()
     is_whole(again, hub, job_id)
@@ -381,16 +370,8 @@ def test_a_folder_is_no_scratch_before_there_is_a_data_folder(tmp_path: Path, ta
 def test_a_machine_that_lacks_the_model_fails_no_job(shop: Shop, target: Path, tmp_path: Path) -> None:
     job_id = submitted(shop, target)
     far = Machine(shop, tmp_path / "far", model_roots=(), poll_s=0.01, engine_rest_s=0.5)
-
-    async def some() -> None:
-        loop = Capture(far.store, far.settings, "far")
-        running = asyncio.create_task(loop.run())
-        while far.store.read(jobs.job, job_id).state is JobState.RUNNING:
-            await asyncio.sleep(0.05)
-        loop.stop_at_once()
-        await running
-
-    asyncio.run(asyncio.wait_for(some(), 60))
+    loop = Capture(far.store, far.settings, "far")
+    capture_until(lambda: far.store.read(jobs.state, job_id) is not JobState.RUNNING, loop, at_once=True)
     job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert "not here as it was planned" in job.problem.detail

@@ -19,9 +19,8 @@ from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
-from tests.support.roles import Capture, sweep
+from tests.support.roles import Capture, capture_until, sweep
 from tests.support.tiny_model import random_target
-from tests.support.waiting import until
 
 
 def assert_whole(shop, job_id, *, written, rejected):
@@ -127,16 +126,13 @@ def test_a_cancelled_job_stops_and_resumes_from_what_was_committed(shop, target)
     job_id = shop.submit(request(target, conversations(60)))
     shop.plan()
 
-    async def some() -> None:
-        loop = Capture(shop.store, shop.settings, "worker")
-        task = asyncio.create_task(loop.run())
-        while shop.store.read(jobs.job, job_id).progress.units_done < 2:
-            await asyncio.sleep(0.01)
+    def cancelled() -> bool:
+        if shop.store.read(jobs.job, job_id).progress.units_done < 2:
+            return False
         shop.store.write(jobs.cancel, job_id)
-        loop.stop.set()
-        await task
+        return True
 
-    asyncio.run(asyncio.wait_for(some(), 60))
+    capture_until(cancelled, Capture(shop.store, shop.settings, "worker"))
     done = [row.unit for row in shop.store.read(units.of_job, job_id) if row.state is TaskState.DONE]
     assert len(done) >= 2
     assert shop.store.read(jobs.job, job_id).state is JobState.CANCELLED
@@ -155,15 +151,8 @@ def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target
     shop.settings = shop.settings.model_copy(update={"drain_s": 0.0})
     job_id = shop.submit(request(target, conversations(60)))
     shop.plan()
-
-    async def stopped() -> None:
-        loop = Capture(shop.store, shop.settings, "worker")
-        task = asyncio.create_task(loop.run())
-        await until(lambda: bool(loop._tasks()))
-        loop.stop.set()
-        await task
-
-    asyncio.run(asyncio.wait_for(stopped(), 60))
+    loop = Capture(shop.store, shop.settings, "worker")
+    capture_until(lambda: bool(loop._tasks()), loop)
     rows = shop.store.read(units.of_job, job_id)
     assert rows[0].epoch == 1
     assert {(row.state, row.attempts) for row in rows} == {(TaskState.PENDING, 0)}

@@ -20,7 +20,7 @@ from tests.contract.test_jobs import assert_whole
 from tests.support.dying_engine import DIES
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
-from tests.support.roles import Capture
+from tests.support.roles import Capture, capture_until
 from tests.support.waiting import until
 
 DYING_ENGINE = "tests.support.dying_engine:DyingEngine"
@@ -221,16 +221,9 @@ def test_workers_that_are_restarted_on_a_sick_node_never_fail_a_job(
     job_id = sick.submit(request(target, conversations(2)))
     sick.plan()
     sick.store.write(workers.beat, "another", 600.0)
-
-    async def until_it_died(owner: str) -> None:
-        loop = Capture(sick.store, sick.settings, owner)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: any(one.deaths >= 2 for one in sick.store.read(workers.sick)))
-        loop.stop.set()
-        await running
-
     for number in range(3):
-        asyncio.run(asyncio.wait_for(until_it_died(f"worker {number}"), 120))
+        loop = Capture(sick.store, sick.settings, f"worker {number}")
+        capture_until(lambda: any(one.deaths >= 2 for one in sick.store.read(workers.sick)), loop)
     job = sick.store.read(jobs.job, job_id)
     assert job.state is JobState.RUNNING, job.problem
 

@@ -22,7 +22,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.machines import Machine, hub_at_once
-from tests.support.roles import Capture
+from tests.support.roles import Capture, capture_until
 from tests.support.tiny_model import random_target
 from tests.support.waiting import until
 
@@ -210,30 +210,15 @@ def ended(shop: Shop, job_id: str) -> bool:
 
 def both(shop: Shop, sick: Capture, healthy: Capture, job_ids: list[str]) -> None:
     """Let two workers capture jobs, the sick one until the other one has captured all."""
-
-    async def captured() -> None:
-        running = [asyncio.create_task(loop.run()) for loop in (sick, healthy)]
-        await until(lambda: all(ended(shop, job_id) for job_id in job_ids))
-        for loop in (sick, healthy):
-            loop.stop.set()
-        await asyncio.gather(*running)
-
-    asyncio.run(asyncio.wait_for(captured(), 120))
+    capture_until(lambda: all(ended(shop, job_id) for job_id in job_ids), sick, healthy)
     found = [shop.store.read(jobs.job, job_id) for job_id in job_ids]
     assert all(job.progress.is_captured for job in found), [job.problem for job in found]
 
 
 def begin(shop: Shop, job_id: str) -> None:
     """Capture a part of a job."""
-
-    async def begun() -> None:
-        loop = Capture(shop.store, shop.settings.model_copy(update={"units_in_flight": 1}), "old")
-        running = asyncio.create_task(loop.run())
-        await until(lambda: shop.store.read(jobs.job, job_id).progress.units_done > 0)
-        loop.stop_at_once()
-        await running
-
-    asyncio.run(asyncio.wait_for(begun(), 60))
+    loop = Capture(shop.store, shop.settings.model_copy(update={"units_in_flight": 1}), "old")
+    capture_until(lambda: shop.store.read(jobs.job, job_id).progress.units_done > 0, loop, at_once=True)
 
 
 def test_a_job_whose_engine_no_worker_has_any_more_is_blocked_until_one_comes(

@@ -40,7 +40,7 @@ from service.store import Store, TaskState, jobs, plans, units
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
-from tests.support.roles import Capture, run_planning, run_publishing
+from tests.support.roles import Capture, capture_until, run_planning, run_publishing
 from tests.support.store_cases import Clock
 from tests.support.waiting import until
 
@@ -271,16 +271,8 @@ def test_a_worker_that_stops_without_a_store_stops_its_engine_and_lets_its_units
     job_id = submit(shop, storage={"shard_bytes": 262_144})
     shop.plan()
     Away(monkeypatch, "tasks.release_owner", clock, error=error)
-
-    async def stopped() -> Capture:
-        loop = Capture(shop.store, shop.settings, "worker")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(loop.run())
-            await until(lambda: len(loop._tasks()) == 2)
-            loop.stop.set()
-        return loop
-
-    loop = asyncio.run(asyncio.wait_for(stopped(), 60))
+    loop = Capture(shop.store, shop.settings, "worker")
+    capture_until(lambda: len(loop._tasks()) == 2, loop)
     assert loop._engine.session is None
     assert attempts(shop, job_id)[TaskState.LEASED, 1, 1] == 2
     clock.advance(LATER_S)

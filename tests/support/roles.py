@@ -31,6 +31,20 @@ class Capture(loop.Capture):
             await super().run()
 
 
+def capture_until(is_over: Callable[[], bool], *loops: Capture, at_once: bool = False) -> None:
+    """Let capture loops run until something is so, then stop them, with or without draining."""
+
+    async def captured() -> None:
+        async with asyncio.TaskGroup() as group:
+            for loop in loops:
+                group.create_task(loop.run())
+            await until(is_over)
+            for loop in loops:
+                loop.stop_at_once() if at_once else loop.stop.set()
+
+    asyncio.run(asyncio.wait_for(captured(), 120))
+
+
 def capture_beside(store: Store, job_id: str, healthy: Settings, sick: Settings) -> None:
     """Capture a job by two workers; the sick one comes once the healthy one is there, so it is not alone."""
 
