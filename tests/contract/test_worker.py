@@ -127,16 +127,27 @@ def test_a_worker_until_idle_that_is_stopped_before_says_by_which_signal(tmp_pat
     shop.store.close()
 
 
-def test_a_worker_makes_the_job_of_a_slot_and_runs_it(tmp_path):
-    """1. A slot's time has come. 2. A worker that ends when nothing is left has run its job by then."""
+def scheduled(tmp_path: Path, **rules: str) -> Shop:
+    """Open a shop with a schedule, whose slots come where a test says so: its own are years apart."""
     model = target(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
     shop = Shop.open(tmp_path, model, source_roots=(tmp_path,))
-    request = {"model": str(model), "source": {"kind": "file", "path": "rows.jsonl"}, "layers": [2]}
-    body = {"name": "nightly", "cron": "0 3 * * *", "request": request | {"loss": "all", "canary": "skip"}}
-    shop.store.write(schedules.add, NewSchedule.model_validate(body))
-    with shop.store.writing() as tx:
+    source = {"kind": "file", "path": "rows.jsonl"}
+    request = {"model": str(model), "source": source, "layers": [2], "loss": "all", "canary": "skip"}
+    body = {"name": "nightly", "cron": "0 3 29 2 *", "request": request}
+    shop.store.write(schedules.add, NewSchedule.model_validate(body | rules))
+    return shop
+
+
+def let_a_slot_come(store: Store) -> None:
+    with store.writing() as tx:
         tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
+
+
+def test_a_worker_makes_the_job_of_a_slot_and_runs_it(tmp_path):
+    """1. A slot's time has come. 2. A worker that ends when nothing is left has run its job by then."""
+    shop = scheduled(tmp_path)
+    let_a_slot_come(shop.store)
     assert run_worker(shop.settings, until_idle=True) == 0
     run = shop.store.read(schedules.schedule_view, "nightly").last_run
     assert run.job_state is JobState.COMPLETED
@@ -317,16 +328,9 @@ def test_a_push_that_outlives_its_worker_is_no_death(settings, store, monkeypatc
 @pytest.mark.slow
 def test_a_slot_that_waits_for_the_job_before_is_run_before_an_idle_worker_ends(tmp_path):
     """1. A slot waits for a job that goes on. 2. A worker until idle runs the job, and then the slot's."""
-    model = target(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
-    shop = Shop.open(tmp_path, model, source_roots=(tmp_path,))
-    request = {"model": str(model), "source": {"kind": "file", "path": "rows.jsonl"}, "layers": [2]}
-    body = {"name": "nightly", "cron": "0 3 * * *", "overlap": "queue", "samples": "all"}
-    body["request"] = request | {"loss": "all", "canary": "skip"}
-    shop.store.write(schedules.add, NewSchedule.model_validate(body))
+    shop = scheduled(tmp_path, overlap="queue", samples="all")
     for _ in range(2):
-        with shop.store.writing() as tx:
-            tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
+        let_a_slot_come(shop.store)
         submit_due(shop.store, shop.settings)
     assert shop.store.read(schedules.schedule_view, "nightly").waiting_slot is not None
     assert run_worker(shop.settings, until_idle=True) == 0
@@ -338,9 +342,7 @@ def test_a_slot_that_waits_for_the_job_before_is_run_before_an_idle_worker_ends(
 @pytest.mark.slow
 def test_a_sweep_and_a_deletion_that_hang_delay_no_slot_and_no_planner(tmp_path, monkeypatch):
     """1. Both hang. 2. A slot comes, the planner is killed, and the slot's job is completed all the same."""
-    model = target(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
-    shop = Shop.open(tmp_path, model, source_roots=(tmp_path,))
+    shop = scheduled(tmp_path)
     released, hung = threading.Event(), []
 
     def hang(*_):
@@ -351,17 +353,13 @@ def test_a_sweep_and_a_deletion_that_hang_delay_no_slot_and_no_planner(tmp_path,
     monkeypatch.setattr("service.sweeper.run_sweep", hang)
     monkeypatch.setattr("service.control.deletion.run_deletion", hang)
     monkeypatch.setattr(task_loop, "STOP_S", 0.1)
-    request = {"model": str(model), "source": {"kind": "file", "path": "rows.jsonl"}, "layers": [2]}
-    body = {"name": "nightly", "cron": "0 3 * * *", "request": request | {"loss": "all", "canary": "skip"}}
 
     def user():
         asyncio.run(until(lambda: len(hung) == 2))
         for child in multiprocessing.active_children():
             if child.name == "quarry-planner":
                 child.kill()
-        shop.store.write(schedules.add, NewSchedule.model_validate(body))
-        with shop.store.writing() as tx:
-            tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
+        let_a_slot_come(shop.store)
         asyncio.run(until(lambda: shop.store.read(jobs.counts)[JobState.COMPLETED] == 1))
         os.kill(os.getpid(), signal.SIGTERM)
 
