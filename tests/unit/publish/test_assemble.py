@@ -1,5 +1,6 @@
 """A job's folder becomes complete, or nothing says that it is."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,8 @@ from schemas.dataset import seal
 from schemas.dataset.manifest import body_sha256
 from schemas.dataset.seal import seal as seal_file, sha256_of
 from schemas.names import CARD_PATH, JOBS_PATH, manifest_path
-from schemas.request import HubTarget
 from service.errors import DatasetBroken, OptionRefused
 from service.publish.assemble import Account, assemble, intact_manifest
-from service.publish.publisher import publish_folder
-from service.settings import Settings
 from tests.support.finished_job import (
     FINAL_NORM,
     JOB,
@@ -73,72 +71,62 @@ def test_the_same_job_gives_the_same_bytes_however_often(tmp_path: Path) -> None
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b") == first
 
 
-def forget_a_unit(folder: Path, account: Account) -> Account:
-    return replace(account, commits=account.commits[:-1])
+Harm = Callable[[Path, Account], Account]
 
 
-def forget_a_reject(folder: Path, account: Account) -> Account:
-    return replace(account, rejects=())
+def first_commit(**changes: object) -> Harm:
+    """Change what the first unit's commit says."""
+
+    def harm(folder: Path, account: Account) -> Account:
+        return replace(account, commits=(replace(account.commits[0], **changes), *account.commits[1:]))
+
+    return harm
 
 
-def reject_twice(folder: Path, account: Account) -> Account:
-    return replace(account, rejects=(*account.rejects, a_reject(99)))
+def file_of(kind: str, number: int, change: Callable[[Path], object]) -> Harm:
+    """Change a file that the account names."""
+
+    def harm(folder: Path, account: Account) -> Account:
+        change(folder / getattr(account, kind)[number].path)
+        return account
+
+    return harm
 
 
-def lose_a_shard(folder: Path, account: Account) -> Account:
-    (folder / account.shards[1].path).unlink()
-    return account
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
 
 
-def cut_a_shard(folder: Path, account: Account) -> Account:
-    path = folder / account.shards[0].path
-    path.write_bytes(path.read_bytes()[:-1])
-    return account
-
-
-def lose_an_indexs_file(folder: Path, account: Account) -> Account:
-    (folder / account.indexes[0].path).unlink()
-    return account
-
-
-def lengthen_an_index(folder: Path, account: Account) -> Account:
-    with (folder / account.indexes[0].path).open("ab") as file:
-        file.write(b"x")
-    return account
-
-
-def lose_an_index(folder: Path, account: Account) -> Account:
-    commits = (replace(account.commits[0], index=None), *account.commits[1:])
-    return replace(account, commits=commits)
-
-
-def miscount_supervised(folder: Path, account: Account) -> Account:
-    commits = (replace(account.commits[0], supervised_tokens=1), *account.commits[1:])
-    return replace(account, commits=commits)
-
-
-def miscount_tokens(folder: Path, account: Account) -> Account:
-    commits = (replace(account.commits[0], num_tokens=1), *account.commits[1:])
-    return replace(account, commits=commits)
+def lengthen(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"x")
 
 
 @pytest.mark.parametrize(
     ("harm", "detail"),
     [
-        (forget_a_unit, "7 samples were planned, 3 are written and 1 rejected"),
-        (forget_a_reject, "7 samples were planned, 6 are written and 0 rejected"),
-        (reject_twice, "7 samples were planned, 6 are written and 2 rejected"),
-        (lose_a_shard, "train-00001.parquet is missing"),
-        (cut_a_shard, "were committed"),
-        (lose_an_index, "unit 0 has shards and no index"),
-        (lose_an_indexs_file, "train-00000.parquet is missing"),
-        (lengthen_an_index, "were committed"),
-        (miscount_supervised, "the counts of tokens name 12, the units 7"),
-        (miscount_tokens, "tokens, the units"),
+        (
+            lambda _, account: replace(account, commits=account.commits[:-1]),
+            "7 samples were planned, 3 are written and 1 rejected",
+        ),
+        (
+            lambda _, account: replace(account, rejects=()),
+            "7 samples were planned, 6 are written and 0 rejected",
+        ),
+        (
+            lambda _, account: replace(account, rejects=(*account.rejects, a_reject(99))),
+            "7 samples were planned, 6 are written and 2 rejected",
+        ),
+        (file_of("shards", 1, Path.unlink), "train-00001.parquet is missing"),
+        (file_of("shards", 0, cut), "were committed"),
+        (first_commit(index=None), "unit 0 has shards and no index"),
+        (file_of("indexes", 0, Path.unlink), "train-00000.parquet is missing"),
+        (file_of("indexes", 0, lengthen), "were committed"),
+        (first_commit(supervised_tokens=1), "the counts of tokens name 12, the units 7"),
+        (first_commit(num_tokens=1), "tokens, the units"),
     ],
 )
 def test_an_account_that_does_not_add_up_leaves_no_manifest_and_every_file(
-    tmp_path: Path, harm: object, detail: str
+    tmp_path: Path, harm: Harm, detail: str
 ) -> None:
     account = harm(tmp_path, an_account(tmp_path))
     files = {path for path in files_of(tmp_path) if path.startswith(("data", "index"))}
@@ -147,14 +135,6 @@ def test_an_account_that_does_not_add_up_leaves_no_manifest_and_every_file(
     assert files <= files_of(tmp_path).keys()
     assert not (tmp_path / manifest_path(JOB)).exists()
     assert not (tmp_path / CARD_PATH).exists()
-
-
-def test_two_jobs_share_a_folder_and_the_card_lists_both(tmp_path: Path) -> None:
-    a_dataset(tmp_path)
-    a_dataset(tmp_path, OTHER_JOB)
-    card = (tmp_path / CARD_PATH).read_text()
-    assert f"data/{JOB}/*.parquet" in card
-    assert f"data/{OTHER_JOB}/*.parquet" in card
 
 
 def test_another_model_is_refused_in_the_same_folder(tmp_path: Path) -> None:
@@ -213,8 +193,3 @@ def test_datasets_streams_what_the_manifests_name(tmp_path: Path) -> None:
     assert [row["sample_id"] for row in light] == [row["sample_id"] for row in states]
     assert len(light) == 12
     assert states[3]["layer_2"] == states[9]["layer_2"] == layer_bytes(1, 0, 2)
-
-
-def test_a_folder_without_a_manifest_is_not_pushed(tmp_path: Path) -> None:
-    with pytest.raises(DatasetBroken, match="holds no manifest"):
-        publish_folder(tmp_path, HubTarget(repo_id="org/set"), Settings())
