@@ -287,7 +287,7 @@ def test_who_waits_for_units_of_a_silent_job_costs_the_store_nothing(
     """Two looks: one at first, and one for the events that there were before."""
     monkeypatch.setattr(job_routes, "LISTING_S", 0.0)
     waiting = Looks(monkeypatch)
-    page = api.get(f"/jobs/{job.id}/units", params={"wait": 3}, timeout=60).json()
+    page = api.get(f"/jobs/{job.id}/units", params={"wait": 1}, timeout=60).json()
     assert (page["units"], page["state"]) == ([], "queued")
     assert waiting.number <= 2
 

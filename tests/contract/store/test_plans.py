@@ -174,20 +174,6 @@ def test_a_queued_job_whose_plan_is_done_runs_on_without_a_planner(store: Store)
     assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
 
 
-def test_a_resumed_plan_begins_again_with_a_new_epoch(store: Store) -> None:
-    stale = start_plan(store)
-    store.write(plans.add_unit, stale, planned(0), ())
-    store.write(jobs.cancel, job_id(1))
-    store.write(jobs.resume, job_id(1))
-    lease = lease_plan(store)
-    assert lease.epoch == stale.epoch + 1
-    with pytest.raises(LeaseLost):
-        store.write(plans.add_unit, stale, planned(1), ())
-    store.write(plans.add_unit, lease, planned(0), ())
-    store.write(plans.add_unit, lease, planned(1), ())
-    assert store.read(jobs.job, job_id(1)).progress.units_planned == 2
-
-
 def test_a_plan_that_gets_on_has_all_its_tries_again(store: Store, clock: Clock) -> None:
     """A node that restarts now and then does not block a plan of many hours."""
     start_plan(store)

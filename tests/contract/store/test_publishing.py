@@ -6,20 +6,18 @@ from datetime import UTC, datetime
 import pytest
 
 from schemas.job import JobState
-from service.errors import LeaseLost, Outcome
+from service.errors import LeaseLost
 from service.store import Store, jobs, plans, publishing, tasks
 from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
-    PROBLEM,
     TTL_S,
     Clock,
     capture,
     commit,
     job_id,
-    lease_plan,
     lease_publish,
     lease_unit,
     planned,
@@ -27,7 +25,6 @@ from tests.support.store_cases import (
     start_plan,
     start_units,
     stop_job,
-    submit,
 )
 
 REPO = "org/data"
@@ -93,17 +90,6 @@ def test_a_stale_publisher_is_fenced_by_another_job_of_its_repository(store: Sto
         with pytest.raises(LeaseLost):
             store.write(publishing.complete, forged, "stale")
     store.write(publishing.complete, lease, "c0ffee")
-
-
-def test_a_resumed_publishing_goes_on_without_new_units(store: Store) -> None:
-    capture(store)
-    store.write(tasks.fail, lease_publish(store), PROBLEM, Outcome.BLOCK, 3)
-    assert publishing.lease(store, OWNER, TTL_S) is None
-    store.write(jobs.resume, job_id(1))
-    submit(store, 2)
-    lease_plan(store)
-    store.write(publishing.complete, lease_publish(store), None)
-    assert store.read(jobs.state, job_id(1)) is JobState.COMPLETED
 
 
 def test_a_publisher_that_chose_a_job_of_a_leased_repository_gets_nothing(
