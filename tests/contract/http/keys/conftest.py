@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from service.settings import Settings
-from tests.support.api import api_settings, serving, small_target
+from tests.support.api import api_settings, job_body, serving, small_target
 
 ADMIN = "a" * 40
 EVERY = ["jobs:read", "jobs:write", "schedules", "metrics"]
@@ -41,3 +41,18 @@ def add(api: httpx2.Client, name: str = "team-a", **grants: Any) -> tuple[str, d
     answer = api.post("/keys", json=document, headers=bearer(ADMIN))
     assert answer.status_code == 201, answer.text
     return answer.json()["id"], bearer(answer.json()["key"])
+
+
+def roots(model: Path) -> dict[str, list[str]]:
+    """Return the grants of a key that may use a model, and files beside it."""
+    return {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
+
+
+def add_nightly(
+    api: httpx2.Client, model: Path, headers: dict[str, str], name: str = "nightly", *, posted: bool = False
+) -> None:
+    """Make a schedule, of files beside the model or of what is posted."""
+    source = {"kind": "posted"} if posted else {"kind": "file", "path": str(model.parent / "*.jsonl")}
+    body = {"name": name, "cron": "0 3 * * *", "request": job_body(model, source=source)}
+    answer = api.post("/schedules", json=body, headers=headers)
+    assert answer.status_code == 201, answer.text

@@ -5,7 +5,6 @@ import secrets
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -16,16 +15,8 @@ from service.control.keys import check_bind
 from service.errors import OptionRefused
 from service.settings import Settings
 from service.store import Store
-from tests.contract.http.keys.conftest import ADMIN, EVERY, add, bearer
-from tests.support.api import (
-    UNKNOWN,
-    api_settings,
-    job_body,
-    problem_of,
-    serving,
-    small_target,
-    stored,
-)
+from tests.contract.http.keys.conftest import ADMIN, EVERY, add, add_nightly, bearer, roots
+from tests.support.api import UNKNOWN, api_settings, job_body, problem_of, serving, small_target, stored
 from tests.support.store_cases import lease_plan
 
 
@@ -101,8 +92,7 @@ def test_the_secret_is_shown_once_and_stored_nowhere(api: httpx2.Client, store: 
 
 
 def test_an_owner_sees_nothing_of_anothers(api: httpx2.Client, store: Store, model: Path) -> None:
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    (_, mine), (_, others) = add(api, **roots), add(api, "team-b", **roots)
+    (_, mine), (_, others) = add(api, **roots(model)), add(api, "team-b", **roots(model))
     body = job_body(model)
     job = api.post("/extract", json=body, headers=mine | {"Idempotency-Key": "one"}).json()
     assert job["owner"] == "team-a"
@@ -110,10 +100,7 @@ def test_an_owner_sees_nothing_of_anothers(api: httpx2.Client, store: Store, mod
     assert again["id"] == job["id"]
     theirs = api.post("/extract", json=body, headers=others | {"Idempotency-Key": "one"}).json()
     assert theirs["id"] != job["id"]
-    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
-    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": body | {"source": source}}
-    answer = api.post("/schedules", json=nightly, headers=mine)
-    assert answer.status_code == 201, answer.text
+    add_nightly(api, model, mine)
     bodies = {"patch": {"priority": 1}, "post": {}}
     for method, path in operations(api):
         if UNKNOWN not in path and "nightly" not in path:
@@ -135,21 +122,15 @@ def test_an_owner_sees_nothing_of_anothers(api: httpx2.Client, store: Store, mod
     assert api.get(f"/jobs/{job['id']}", headers=add(api)[1]).status_code == 200, "a key of the same name"
 
 
-def of_posts(model: Path) -> dict[str, Any]:
-    return {
-        "name": "nightly",
-        "cron": "0 3 * * *",
-        "request": job_body(model, source={"kind": "posted"}),
-    }
-
-
 def test_no_request_reads_what_was_posted_to_a_schedule(
     api: httpx2.Client, settings: Settings, model: Path
 ) -> None:
     """Not a word of another's, nor a count of its tokens; and no folder is made for any name."""
-    roots = {"model_roots": [str(model.parent)]}
-    (_, mine), (_, others) = add(api, **roots), add(api, "team-b", scopes=["jobs:write"], **roots)
-    assert api.post("/schedules", json=of_posts(model), headers=mine).status_code == 201
+    (_, mine), (_, others) = (
+        add(api, **roots(model)),
+        add(api, "team-b", **roots(model), scopes=["jobs:write"]),
+    )
+    add_nightly(api, model, mine, posted=True)
     secret = {"samples": [{"token_ids": [1, 2, 3]}]}
     assert api.post("/schedules/nightly/samples", json=secret, headers=mine).status_code == 202
     before = list((settings.data_dir / "spool").iterdir())
@@ -169,9 +150,8 @@ def test_samples_go_to_the_schedule_that_had_the_name_before_their_body_came(
     api: httpx2.Client, settings: Settings, model: Path
 ) -> None:
     """1. B begins to post, and deletes the schedule. 2. A makes one of the name. 3. B ends the body."""
-    roots = {"model_roots": [str(model.parent)]}
-    (_, a), (_, b) = add(api, **roots), add(api, "team-b", **roots)
-    assert api.post("/schedules", json=of_posts(model), headers=b).status_code == 201
+    (_, a), (_, b) = add(api, **roots(model)), add(api, "team-b", **roots(model))
+    add_nightly(api, model, b, posted=True)
     body = b'{"samples": [{"text": "planted"}]}'
     head = (
         "POST /schedules/nightly/samples HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -182,7 +162,7 @@ def test_samples_go_to_the_schedule_that_had_the_name_before_their_body_came(
         posting.sendall(head.encode())
         assert b"100 Continue" in posting.recv(1000), "the body is waited for"
         assert api.delete("/schedules/nightly", headers=b).status_code == 204
-        assert api.post("/schedules", json=of_posts(model), headers=a).status_code == 201
+        add_nightly(api, model, a, posted=True)
         posting.sendall(body)
         answer = posting.makefile("rb").read()
     assert b" 404 " in answer.splitlines()[0], answer

@@ -6,7 +6,7 @@ import httpx2
 
 from schemas.schedule import RunOutcome
 from service.store import Store, jobs
-from tests.contract.http.keys.conftest import ADMIN, add, bearer
+from tests.contract.http.keys.conftest import ADMIN, add, add_nightly, bearer, roots
 from tests.support.api import complete, job_body, problem_of
 
 
@@ -50,10 +50,8 @@ def test_no_key_of_an_owner_with_a_limit_keeps_a_dataset_that_nobody_counts(
 def test_posted_samples_and_requests_of_jobs_that_have_ended_count_as_bytes(
     api: httpx2.Client, store: Store, model: Path
 ) -> None:
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    _, headers = add(api, **roots, max_bytes=1000)
-    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source={"kind": "posted"})}
-    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
+    _, headers = add(api, **roots(model), max_bytes=1000)
+    add_nightly(api, model, headers, posted=True)
     posts = [
         api.post(
             "/schedules/nightly/samples", json={"samples": [{"text": f"{n}" * 400}]}, headers=headers
@@ -76,23 +74,16 @@ def test_a_key_bounds_the_priority_of_its_jobs(api: httpx2.Client, model: Path) 
 
 
 def test_a_key_bounds_the_priority_of_what_its_schedules_make(api: httpx2.Client, model: Path) -> None:
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
     for most, priority in ((-5, -5), (7, 0)):
-        _, headers = add(api, f"team{most}", **roots, max_priority=most)
-        name = f"nightly{most}"
-        nightly = {"name": name, "cron": "0 3 * * *", "request": job_body(model, source=source)}
-        assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
-        made = api.post(f"/schedules/{name}/run", headers=headers).json()["job_id"]
+        _, headers = add(api, f"team{most}", **roots(model), max_priority=most)
+        add_nightly(api, model, headers, f"nightly{most}")
+        made = api.post(f"/schedules/nightly{most}/run", headers=headers).json()["job_id"]
         assert api.get(f"/jobs/{made}", headers=headers).json()["priority"] == priority
 
 
 def test_a_slot_counts_as_a_job_of_its_owner(api: httpx2.Client, store: Store, model: Path) -> None:
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    _, headers = add(api, **roots, max_jobs=1)
-    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
-    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source=source)}
-    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
+    _, headers = add(api, **roots(model), max_jobs=1)
+    add_nightly(api, model, headers)
     first = api.post("/schedules/nightly/run", headers=headers).json()
     assert store.read(jobs.job, first["job_id"]).owner == "team-a"
     store.write(jobs.cancel, first["job_id"])
@@ -101,18 +92,15 @@ def test_a_slot_counts_as_a_job_of_its_owner(api: httpx2.Client, store: Store, m
 
 
 def test_a_schedule_makes_no_job_once_no_key_of_its_owner_may(api: httpx2.Client, store: Store, model: Path):
-    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
-    key_id, headers = add(api, **roots)
-    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
-    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source=source)}
-    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
+    key_id, headers = add(api, **roots(model))
+    add_nightly(api, model, headers)
     api.delete(f"/keys/{key_id}", headers=bearer(ADMIN)).raise_for_status()
     for _ in range(2):
         run = api.post("/schedules/nightly/run", headers=bearer(ADMIN)).json()
         assert (run["outcome"], run["job_id"]) == (RunOutcome.REFUSED, None)
         assert "every key of team-a is revoked" in run["detail"]
-        add(api, **roots, scopes=["jobs:read", "metrics"])
-    _, headers = add(api, **roots)
+        add(api, **roots(model), scopes=["jobs:read", "metrics"])
+    _, headers = add(api, **roots(model))
     assert api.post("/schedules/nightly/run", headers=headers).json()["outcome"] == RunOutcome.SUBMITTED
 
 
