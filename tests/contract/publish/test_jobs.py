@@ -84,7 +84,7 @@ def test_a_finished_job_is_completed_with_the_commit_that_holds_it(
     assert publish(store, settings)
     job = store.read(jobs.job, JOB)
     assert job.state is JobState.COMPLETED
-    assert job.hub_commit == hub.repo(REPO).head.oid
+    assert job.view().hub_commit == job.hub_commit == hub.repo(REPO).head.oid
     manifest = intact_manifest(settings.dataset_dir(JOB) / manifest_path(JOB))
     assert manifest.totals.samples_planned == job.progress.samples_planned == 7
     assert manifest.totals.samples_rejected == 1

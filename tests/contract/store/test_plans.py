@@ -29,13 +29,6 @@ from tests.support.store_cases import (
 MAX_DEATHS = POLICIES[TaskKind.PLAN].max_deaths
 
 
-def test_leasing_a_plan_sets_the_job_running(store: Store) -> None:
-    submit(store)
-    lease = lease_plan(store)
-    assert (lease.job_id, lease.epoch, lease.owner) == (job_id(1), 1, OWNER)
-    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
-
-
 def test_the_oldest_job_is_planned_first(store: Store) -> None:
     for number in (2, 1, 3):
         submit(store, number)

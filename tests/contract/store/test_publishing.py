@@ -56,13 +56,6 @@ def test_a_job_of_rejects_alone_is_published_without_provenance(store: Store) ->
     assert (lease.job_id, lease.identity, lease.provenance) == (job_id(1), IDENTITY, None)
 
 
-def test_a_published_job_is_complete_and_names_its_commit(store: Store) -> None:
-    capture(store, repo_id=REPO)
-    store.write(publishing.complete, lease_publish(store), "c0ffee")
-    row = store.read(jobs.job, job_id(1))
-    assert (row.state, row.hub_commit, row.view().hub_commit) == (JobState.COMPLETED, "c0ffee", "c0ffee")
-
-
 def test_one_repository_has_one_committer_at_a_time(store: Store) -> None:
     capture(store, number=1, repo_id=REPO)
     capture(store, number=2, repo_id=REPO)
