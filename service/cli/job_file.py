@@ -10,11 +10,12 @@ from pydantic_core import from_json
 
 from schemas.request import ExtractRequest, Part
 from schemas.source import FileSource, MixSource
-from service.control.request_body import parse_body
+from service.control.request_body import ONE_OF_THEM, check_fields, clipped, parse_body
 from service.errors import OptionRefused, RequestError
 from service.settings import Settings
 
 MAX_FILE_BYTES = 1 << 30
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
@@ -50,10 +51,13 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def json_in(raw: bytes, place: str) -> object:
     """Return the JSON in `raw`, which may begin with a byte order mark. Raises RequestError."""
+    raw = raw.removeprefix(BOM_UTF8)
     try:
-        return from_json(raw.removeprefix(BOM_UTF8), allow_inf_nan=False)
+        document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(f"{place}: not JSON: {error}", cure="write JSON in UTF-8 there") from error
+    check_fields(raw, place)
+    return document
 
 
 def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settings:
@@ -79,8 +83,23 @@ def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settin
     )
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """Refuses a field that a mapping has twice; YAML forbids it, and PyYAML takes the last one."""
+
+    def compose_mapping_node(self, anchor: dict[str, yaml.Node] | None) -> yaml.MappingNode:
+        """Read a mapping, before what it merges is among its fields."""
+        node = super().compose_mapping_node(anchor)
+        names: set[tuple[str, str]] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE):
+            if (key.tag, key.value) in names:
+                detail = f"line {key.start_mark.line + 1} has a second {clipped(key.value)!r}"
+                raise RequestError(detail, field=clipped(key.value), cure=ONE_OF_THEM)
+            names.add((key.tag, key.value))
+        return node
+
+
 def _parse_yaml(path: Path, raw: bytes) -> object:
     try:
-        return yaml.safe_load(raw)
+        return yaml.load(raw, _Loader)  # noqa: S506 - as safe as its parent
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise RequestError(f"{path} is not YAML: {error}", cure="fix the file, or name it .json") from error

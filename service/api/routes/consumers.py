@@ -13,7 +13,7 @@ from schemas.base import Wire
 from schemas.job import ConsumerPage
 from schemas.keys import Scope
 from service.api.auth import caller
-from service.api.head_route import HeadRoute
+from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import JobOf, SettingsOf, StoreOf
@@ -32,7 +32,7 @@ router = APIRouter(
     tags=["jobs"],
     dependencies=NO_QUERY,
     responses=problem_responses(401, 403, 404, 422, 429),
-    route_class=HeadRoute,
+    route_class=JsonRoute,
 )
 
 

@@ -20,7 +20,7 @@ from schemas.keys import Scope
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.api.auth import caller
-from service.api.head_route import HeadRoute
+from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_OPTIONS, NO_QUERY
 from service.api.routes.resources import BudgetOf, CallerOf, FeedOf, JobOf, SettingsOf, StoppingOf, StoreOf
@@ -56,7 +56,7 @@ reading, changing = (
         tags=["jobs"],
         dependencies=[Security(caller, scopes=[scope])],
         responses=ANY,
-        route_class=HeadRoute,
+        route_class=JsonRoute,
     )
     for scope in (Scope.JOBS_READ, Scope.JOBS_WRITE)
 )

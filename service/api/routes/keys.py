@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Security
 
 from schemas.keys import IssuedKey, KeyList, KeyView, NewKey, Scope
 from service.api.auth import caller
-from service.api.head_route import HeadRoute
+from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import SettingsOf, StoreOf
@@ -18,7 +18,7 @@ router = APIRouter(
     tags=["keys"],
     dependencies=[Security(caller, scopes=[Scope.ADMIN]), *NO_QUERY],
     responses=problem_responses(401, 403, 429),
-    route_class=HeadRoute,
+    route_class=JsonRoute,
 )
 
 

@@ -22,7 +22,7 @@ from schemas.schedule import (
     ScheduleView,
 )
 from service.api.auth import caller
-from service.api.head_route import HeadRoute
+from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.extract import body_of
 from service.api.routes.options import NO_QUERY
@@ -44,7 +44,7 @@ router = APIRouter(
     tags=["schedules"],
     dependencies=[Security(caller, scopes=[Scope.SCHEDULES])],
     responses=problem_responses(401, 403, 429),
-    route_class=HeadRoute,
+    route_class=JsonRoute,
 )
 
 

@@ -6,7 +6,7 @@ from schemas.job import JobSummary
 from schemas.keys import Scope
 from schemas.webhook import WebhookSecret
 from service.api.auth import caller
-from service.api.head_route import HeadRoute
+from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_OPTIONS, NO_QUERY
 from service.api.routes.resources import CallerOf, JobOf, SettingsOf, StoreOf
@@ -17,7 +17,7 @@ router = APIRouter(
     tags=["jobs"],
     dependencies=[Security(caller, scopes=[Scope.JOBS_WRITE])],
     responses=problem_responses(401, 403, 422, 429),
-    route_class=HeadRoute,
+    route_class=JsonRoute,
 )
 
 

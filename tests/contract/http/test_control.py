@@ -8,7 +8,7 @@ import pytest
 from schemas.job import JobSummary
 from service.settings import Settings
 from service.store import Store, jobs, plans
-from tests.support.api import complete, job_body, problem_of
+from tests.support.api import JSON, complete, job_body, problem_of
 from tests.support.store_cases import OWNER, TTL_S
 
 
@@ -27,6 +27,26 @@ def test_jobs_of_a_higher_priority_come_first(api: httpx2.Client, store: Store, 
 def test_a_priority_out_of_bounds_is_refused(api: httpx2.Client, job: JobSummary, priority: object):
     problem = problem_of(api.patch(f"/jobs/{job.id}", json={"priority": priority}), 422)
     assert problem.field == "priority"
+
+
+@pytest.mark.parametrize(
+    ("sent", "field", "said"),
+    [
+        (b'{"priority": 1, "priority": 2}', "priority", "several"),
+        (b'{"priority": 1', None, "is not JSON: "),
+        (b"\xff", None, "is not JSON"),
+    ],
+)
+def test_a_body_that_is_no_json_or_gives_a_field_twice_is_refused_as_at_extract(
+    api: httpx2.Client, job: JobSummary, sent: bytes, field: str | None, said: str
+):
+    for method, path in (
+        ("PATCH", f"/jobs/{job.id}"),
+        ("POST", "/extract"),
+        ("POST", f"/jobs/{job.id}/pause"),
+    ):
+        problem = problem_of(api.request(method, path, content=sent, headers=JSON), 422)
+        assert (problem.field, said in problem.detail) == (field, True)
 
 
 @pytest.mark.parametrize("choice", ["keep", "delete"])

@@ -102,6 +102,20 @@ def test_what_is_not_json_is_refused_with_the_place_of_the_fault(raw: bytes):
 
 
 @pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (b'{"a": 1, "b": {"a": 1}, "a": 1}', "a"),
+        (b'{"b": [{"a": 1}, {"c": {"x": [], "x": []}}], "c": 1}', "b.1.c.x"),
+        (b'{"a": 1, "\\u0061": 2}', "a"),
+    ],
+)
+def test_a_field_that_is_given_twice_is_refused_since_either_may_be_meant(raw: bytes, field: str):
+    with pytest.raises(RequestError) as caught:
+        parse_json(raw)
+    assert (caught.value.field, caught.value.detail) == (field, f"the body has several {field!r}")
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"source": with_samples(*[{"token_ids": ["x"] * 100_000}] * 10)},
