@@ -7,7 +7,7 @@ would read absolute paths on this node, and any URL; here it reads only files of
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
@@ -20,8 +20,8 @@ from schemas.source import HubSource
 from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
-from service.plan.sources.conversations import COLUMNS, UTF_16, Read, read_line, read_row
-from service.plan.sources.rows import SourceRow
+from service.plan.sources.conversations import COLUMNS, UTF_16, Read, json_object, read_line, read_row
+from service.plan.sources.rows import RejectedError, RowReject, SourceRow
 from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
@@ -152,10 +152,17 @@ class HubRows:
                 if config.field is None and _is_object(first):
                     yield from (read_line(line, self.labels) for line in chain((first,), lines))
                     continue
-                value = json.loads(b"\n".join((first, *lines)))
-            value = value if config.field is None else value[config.field]
+                value = json.loads(b"\n".join((first, *lines)), object_pairs_hook=_object)
+            if config.field is not None:
+                if isinstance(value, RowReject):
+                    detail = f"{_what(self.source)} has a file in which {value.detail}"
+                    raise SourceRefused(detail, field=_FIELD, cure="leave out all but one there")
+                value = value[config.field]
             for row in value if isinstance(value, list) else [value]:
-                yield read_row({"text": row} if isinstance(row, str) else row, self.labels)
+                if (reject := _reject_in(row)) is not None:
+                    yield None, reject
+                else:
+                    yield read_row({"text": row} if isinstance(row, str) else row, self.labels)
 
 
 def _is_object(line: bytes) -> bool:
@@ -164,6 +171,23 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any] | RowReject:
+    """Return an object of a document, of which a key that it has twice rejects only the row."""
+    try:
+        return json_object(pairs)
+    except RejectedError as error:
+        return error.reject
+
+
+def _reject_in(value: object) -> RowReject | None:
+    """Return what rejects a row of a document."""
+    if isinstance(value, RowReject):
+        return value
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    objects = (held for held in inside if isinstance(held, dict | list | RowReject))  # no call for a token
+    return next((found for held in objects if (found := _reject_in(held)) is not None), None)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from schemas.source import HubSource, MixSource, Sample
 from service.errors import HubUnavailable, SourceRefused
-from service.plan.sources import RowSource, SourceRow, open_source, without_token
+from service.plan.sources import RowReject, RowSource, SourceRow, open_source, without_token
 from service.plan.sources.conversations import read_row
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub, Fault, Token
@@ -113,7 +113,7 @@ def test_json_is_read_as_it_is_written(hub: FakeHub, files: str) -> None:
 def test_each_json_file_has_a_form_of_its_own(hub: FakeHub) -> None:
     texts = [{"text": name} for name in "abcdefg"]
     parts = [
-        *(b"", jsonl(*texts[:2]).rstrip(), b'[{"text": "c", "n": 1, "n": 2}, {"text": "d"}]'),
+        *(b"", jsonl(*texts[:2]).rstrip(), b'[{"text": "c"}, {"text": "d"}]'),
         *(b"\xef\xbb\xbf\n" + jsonl(texts[4]), json.dumps([texts[5], "g"], indent=1).encode(), b"\n"),
     ]
     read = rows(hub, {f"data/train-{place}.json": part for place, part in enumerate(parts)})
@@ -138,6 +138,22 @@ def test_utf_16_that_the_card_does_not_name_is_refused(hub: FakeHub) -> None:
 def test_a_line_that_is_no_json_is_a_reject(hub: FakeHub) -> None:
     read = rows(hub, {"train.jsonl": b'{"text": "a", "text": "b"}\n' + jsonl(OWN) + b"{\n" + jsonl(OWN)})
     assert [isinstance(row.content, Sample) for row in read] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("field", [None, "data"])
+def test_a_row_of_a_document_that_has_a_key_twice_is_a_reject(hub: FakeHub, field: str | None) -> None:
+    turn = json.dumps(ASK[0])[:-1] + ', "content": "other"}'
+    text = f'[{{"text": "a", "text": "b"}}, {json.dumps(OWN)}, {{"messages": [{turn}]}}]'
+    files = {"a.json": (text if field is None else f'{{"data": {text}}}').encode()}
+    read = rows(hub, files | {"README.md": card({"data_files": "a.json", "field": field})})
+    details = [row.content.detail if isinstance(row.content, RowReject) else "" for row in read]
+    assert details == ["an object has several 'text'", "", "an object has several 'content'"]
+
+
+def test_a_document_that_has_the_key_of_its_rows_twice_is_refused(hub: FakeHub) -> None:
+    files = {"a.json": b'{"data": [], "data": [{"text": "a"}]}'}
+    named = files | {"README.md": card({"data_files": "a.json", "field": "data"})}
+    assert "several 'data'" in refusal(hub, named).detail
 
 
 def test_a_source_for_a_child_that_checks_holds_no_token(hub: FakeHub) -> None:
