@@ -42,6 +42,8 @@ def _plain(value: Any, kind: pa.DataType | None) -> Any:  # noqa: ANN401 - whate
         return {key: _plain(held, _member(kind, key)) for key, held in value.items() if held is not None}
     if isinstance(value, list):
         if isinstance(kind, pa.MapType):
+            if pa.types.is_nested(kind.key_type):
+                raise ValueError(f"a map has keys of type {kind.key_type}")
             return json_object([(key, _plain(held, kind.item_type)) for key, held in value])
         return [_plain(held, None if kind is None else _item(kind)) for held in value]
     return value

@@ -135,6 +135,8 @@ def _label(value: object) -> str | None:
         return json.dumps(value, default=str) if holds_json else str(value)
     except RecursionError as error:
         raise RejectedError(RejectReason.INVALID_SAMPLE, f"labels: nested too deep: {error}") from error
+    except TypeError as error:  # a map whose keys are dates
+        raise RejectedError(RejectReason.INVALID_SAMPLE, f"labels: {error}") from error
 
 
 def _first(row: Mapping[str, Any], *names: str) -> object:

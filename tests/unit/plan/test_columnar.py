@@ -1,6 +1,7 @@
 """Calls and tools from columns render as those from lines of JSON: keys that a row never had stay away."""
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from service.plan.sources import RejectReason, RowReject
 from service.plan.sources.conversations import read_row
 from tests.support.fake_hub import FakeHub
 from tests.unit.plan.test_hub_sources import rows
-from tests.unit.plan.test_sources import ANSWER, ASK, jsonl, parquet, rows_of
+from tests.unit.plan.test_sources import ANSWER, ASK, jsonl, opened, parquet, rows_of
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -90,6 +91,24 @@ def test_a_column_of_objects_with_a_key_twice_rejects_the_row(tmp_path: Path) ->
         pq.write_table(pa.table({"messages": messages}), tmp_path / "columns.parquet")
         [row] = rows_of(tmp_path, "columns.parquet")
         assert row.content == RowReject(RejectReason.INVALID_SAMPLE, "an object has several 'content'")
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "key"),
+    [
+        ("messages", pa.struct({"a": pa.int64()}), {"a": 1}),
+        ("text", pa.list_(pa.int64()), [1]),
+        ("when", pa.date32(), date(2026, 1, 1)),
+    ],
+)
+def test_a_map_that_no_object_can_hold_rejects_the_row(
+    tmp_path: Path, column: str, kind: pa.DataType, key: object
+) -> None:
+    maps = pa.array([[(key, "x")]], pa.map_(kind, pa.string()))
+    pq.write_table(pa.table({"text": ["x"]} | {column: maps}), tmp_path / "columns.parquet")
+    source = {"kind": "file", "path": "columns.parquet"}
+    [row] = opened(tmp_path, source, labels=("when",)).rows()
+    assert isinstance(row.content, RowReject) and row.content.reason is RejectReason.INVALID_SAMPLE
 
 
 def test_columns_of_a_dataset_on_the_hub_give_them_too(hub: FakeHub, tmp_path: Path) -> None:
