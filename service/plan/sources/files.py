@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import IO, NoReturn, cast
 
@@ -76,12 +76,8 @@ class FileRows:
         source, frozen, may_be_empty = self.source, self.names, self.may_be_empty
         places = partial(_places, roots=self.roots, closed=self.closed)
         try:
-            files, walked = _listed(source, places)
+            files = _listed(source, places) if frozen is None else _planned(source, frozen, places)
             names = _readable(files) if frozen is None else frozen
-            if frozen is None and walked is not None:
-                _refuse_tables(walked, names)
-            if gone := sorted(set(names) - files.keys()):
-                raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
             if not names and not may_be_empty:
                 raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
             if frozen is None:
@@ -145,12 +141,8 @@ class FileRows:
                 raise _unreadable(name, error) from error
 
 
-def _listed(
-    source: FileSource, places: Callable[[Path], Iterator[Path]]
-) -> tuple[dict[str, Path], Path | None]:
+def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dict[str, Path]:
     """Return the file at a source's path, or the files of a folder or glob, by their names below it.
-
-    Also return the folder if those below it were walked.
 
     Raises SourceRefused, and OSError.
     """
@@ -159,20 +151,40 @@ def _listed(
     if place.is_file():
         if not place.name.endswith(SUFFIXES):
             raise _refused(f"{path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
-        return {place.name: place}, None
-    if place.is_dir():
-        return {file.relative_to(place).as_posix(): file for file in _files(place)}, place
+        return {place.name: place}
     begin, wild = source.glob
-    if not wild:
+    if place.is_dir():
+        begin, wild = place, ("**", "*")
+    elif not wild:
         raise _refused(f"there is no file or folder {path!r}", "check the path")
-    if ".." in wild or wild.count("**") > 1 or any("**" in part for part in wild if part != "**"):
+    elif ".." in wild or wild.count("**") > 1 or any("**" in part for part in wild if part != "**"):
         detail = f"{path!r} has '..' behind a wildcard, more than one '**', or '**' within a name"
         raise _refused(detail, "name the folder that it begins at, and use '**' once, as '/**/'")
     for folder in places(begin):
         matching = _matching(folder, *wild) if folder.is_dir() else ()
         if files := {file.relative_to(folder).as_posix(): file for file in matching}:
-            return files, folder if "**" in wild else None
-    return {}, None
+            if "**" in wild:
+                _refuse_tables(folder, _readable(files))
+            return files
+    return {}
+
+
+def _planned(
+    source: FileSource, names: Sequence[str], places: Callable[[Path], Iterator[Path]]
+) -> dict[str, Path]:
+    """Return the files of a plan, where all of them are; what came since, in any root, does not count.
+
+    Raises SourceRefused, and OSError.
+    """
+    if not names:
+        return {}
+    begin, wild = source.glob
+    for place in chain(places(Path(source.path)), places(begin) if wild else ()):
+        files = {place.name: place} if place.is_file() else {name: place / name for name in names}
+        gone = [name for name in names if name not in files or not files[name].is_file()]
+        if not gone:
+            return files
+    raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
 
 
 def _readable(names: Collection[str]) -> list[str]:
@@ -197,17 +209,13 @@ def _is_complete(file: Path, source: FileSource) -> bool:
     if source.marker is not None and not file.with_name(file.name + source.marker).exists():
         return False
     if not file.is_file():
-        raise _refused(f"{file.name!r} is a link that leads to no file", "fix the link, or remove it")
+        if file.is_symlink():
+            raise _refused(f"{file.name!r} is a link that leads to no file", "fix the link, or remove it")
+        raise _refused(f"{file.name!r} is gone since its folder was listed", "submit it again")
     stats = file.stat()
     # A copy may have a time of another clock, in the future, at which it would be left out night after night.
     changed_s = min(stats.st_mtime, stats.st_ctime)
     return not source.min_age_s or time.time() - changed_s >= source.min_age_s
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files in and below a folder that are not left out. Raises as `_walked`."""
-    for parent, names in _walked(folder):
-        yield from (path for name in names if _may_be_read(path := parent / name))
 
 
 def _matching(folder: Path, part: str, *rest: str) -> Iterator[Path]:

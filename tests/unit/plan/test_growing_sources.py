@@ -49,6 +49,24 @@ def test_a_relative_path_is_found_below_each_root(tmp_path: Path, path: str) -> 
     assert len(ids(open_source(source, settings).listed())) == 1
 
 
+@pytest.mark.parametrize("path", ["in", "in/*.jsonl", "*/b.jsonl", "**/*.jsonl"])
+def test_a_plan_made_again_finds_its_files_in_their_root_whatever_came_into_an_earlier_one(
+    tmp_path: Path, path: str
+) -> None:
+    drop(tmp_path / "two" / "in" / "b.jsonl")
+    source = SOURCE.validate_python({"kind": "file", "path": path})
+    settings = Settings(source_roots=(tmp_path / "one", tmp_path / "two"))
+    planned = open_source(source, settings).listed()
+    drop(tmp_path / "one" / "in" / "a.jsonl")
+    (tmp_path / "one" / "in" / "b.jsonl").mkdir()
+    (tmp_path / "two" / "in" / "elsewhere").symlink_to(tmp_path)  # refused in a new plan
+    again = open_source(source, settings, planned.frozen()).listed()
+    assert again.fingerprint() == planned.fingerprint() and ids(again) == ids(planned)
+    (tmp_path / "two" / "in" / "b.jsonl").unlink()
+    with pytest.raises(SourceRefused, match="is gone since"):
+        open_source(source, settings, planned.frozen()).listed()
+
+
 def test_a_name_that_looks_like_a_glob_is_a_name_where_it_is_there(tmp_path: Path) -> None:
     drop(tmp_path / "[a].jsonl")
     drop(tmp_path / "a.jsonl")

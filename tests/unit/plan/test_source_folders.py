@@ -1,12 +1,14 @@
 """Folders and globs as sources: which files are read, and which are refused, not passed over."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.source import Sample
+from service.plan.sources import files
 from tests.unit.plan.test_sources import jsonl, parquet, refusal, rows_of
 
 
@@ -55,6 +57,19 @@ def test_a_link_that_leads_to_no_file_is_refused_since_its_rows_would_be_missing
     assert "no file" in refusal(tmp_path, path, marker=".ready").detail
     (tmp_path / "d/b.jsonl").unlink()
     assert [row.content for row in rows_of(tmp_path, path)] == [Sample(text="x")]
+
+
+def test_a_file_that_goes_while_its_folder_is_listed_is_not_called_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = jsonl(tmp_path / "a.jsonl", {"text": "x"})
+
+    def sorts_late(names: Collection[str]) -> list[str]:
+        gone.unlink(missing_ok=True)
+        return sorted(names)
+
+    monkeypatch.setattr(files, "_readable", sorts_late)
+    assert refusal(tmp_path, ".").detail == "'a.jsonl' is gone since its folder was listed"
 
 
 @pytest.mark.parametrize("log", ["_delta_log/0.json", ".hoodie/0.commit", "metadata/v1.metadata.json"])
