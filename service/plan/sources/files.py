@@ -44,9 +44,7 @@ _NO_VALUE = ValueError, OverflowError, LookupError
 """What Arrow raises for a cell that Python cannot represent."""
 
 _State = tuple[int, int, int, int]
-"""Device, inode, length and ctime: when it was last written, renamed or linked, which only the kernel
-sets.
-"""
+"""Device, inode, length and ctime, which only the kernel sets: of the last write, renaming or linking."""
 
 
 def _state(stats: os.stat_result) -> _State:
@@ -161,7 +159,7 @@ def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dic
         detail = f"{path!r} has '..' behind a wildcard, more than one '**', or '**' within a name"
         raise _refused(detail, "name the folder that it begins at, and use '**' once, as '/**/'")
     for folder in places(begin):
-        matching = _matching(folder, *wild) if folder.is_dir() else ()
+        matching = _matching(folder, wild) if folder.is_dir() else ()
         if files := {file.relative_to(folder).as_posix(): file for file in matching}:
             if "**" in wild:
                 _refuse_tables(folder, _readable(files))
@@ -172,10 +170,7 @@ def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dic
 def _planned(
     source: FileSource, names: Sequence[str], places: Callable[[Path], Iterator[Path]]
 ) -> dict[str, Path]:
-    """Return the files of a plan, where all of them are; what came since, in any root, does not count.
-
-    Raises SourceRefused, and OSError.
-    """
+    """Return the files of a plan, where all are; what came since does not count. Raises as `_listed`."""
     if not names:
         return {}
     begin, wild = source.glob
@@ -218,45 +213,55 @@ def _is_complete(file: Path, source: FileSource) -> bool:
     return not source.min_age_s or time.time() - changed_s >= source.min_age_s
 
 
-def _matching(folder: Path, part: str, *rest: str) -> Iterator[Path]:
-    """Yield the files below a folder, and not left out, that a glob's parts name. Raises as `_walked`.
+def _matching(folder: Path, wild: Sequence[str]) -> Iterator[Path]:
+    """Return the files below a folder, and not left out, that a glob's parts name. Raises as `_walked`.
 
     `Path.glob` passes over folders that it may not read.
     """
-    if part == "**":
-        for parent, _ in _walked(folder) if rest else ():
-            yield from _matching(parent, *rest)
+    if "**" not in wild:
+        return _named(folder, wild, _may_be_read)
+    walk = wild.index("**")
+    tops = list(_named(folder, wild[:walk], Path.is_dir)) if wild[walk + 1 :] else []
+    parents = (parent for top in tops for parent in _walked(top, tops))
+    return (path for parent in parents for path in _named(parent, wild[walk + 1 :], _may_be_read))
+
+
+def _named(folder: Path, parts: Sequence[str], is_wanted: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield what is wanted of the paths below a folder, and not left out, that these parts name."""
+    if not parts:
+        yield folder
         return
-    below = folder.iterdir() if WILDCARD.search(part) else (folder / part,)
-    for path in below:
+    part, *rest = parts
+    for path in folder.iterdir() if WILDCARD.search(part) else (folder / part,):
         if _is_left_out(path.name) or not fnmatchcase(path.name, part):
             continue
-        if not rest and _may_be_read(path):
+        if not rest and is_wanted(path):
             yield path
         elif rest and path.is_dir():
-            yield from _matching(path, *rest)
+            yield from _named(path, rest, is_wanted)
 
 
-def _walked(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a folder, and those below it that are not left out, each with the names of its files.
+def _walked(folder: Path, tops: Collection[Path]) -> Iterator[Path]:
+    """Yield a folder, and those below it that are not left out.
 
     Raises OSError for a folder that may not be read, and SourceRefused for a link to a folder that is not
-    read under its own name: otherwise its rows would be silently missing.
+    read under its own name, below one of `tops`: otherwise its rows would be silently missing.
     """
 
     def refuse(error: OSError) -> NoReturn:
         raise error
 
-    top = folder.resolve()
-    for parent, folders, names in os.walk(folder, onerror=refuse):
+    read = [top.resolve() for top in tops]
+    for parent, folders, _ in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not _is_left_out(name)]
         for link in (path for name in folders if (path := Path(parent, name)).is_symlink()):
             real = link.resolve()
-            if not real.is_relative_to(top) or any(map(_is_left_out, real.relative_to(top).parts)):
+            below = [real.relative_to(top).parts for top in read if real.is_relative_to(top)]
+            if all(any(map(_is_left_out, parts)) for parts in below):
                 name = link.relative_to(folder).as_posix()
                 detail = f"{name!r} is a link to a folder, which is not followed"
                 raise _refused(detail, "remove the link, or name its folder in a source of its own, of a mix")
-        yield Path(parent), [name for name in names if not _is_left_out(name)]
+        yield Path(parent)
 
 
 _LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/*.metadata.json"}

@@ -112,3 +112,16 @@ def test_a_link_to_a_folder_that_is_not_read_otherwise_is_refused(tmp_path: Path
         error = refusal(tmp_path, path)
         assert error.detail == "'link' is a link to a folder, which is not followed"
         assert "mix" in str(error.cure)
+
+
+def test_a_link_to_a_folder_that_a_globs_wildcard_names_is_passed_over(tmp_path: Path) -> None:
+    for folder in ("a/x", "b/.hidden", "c"):
+        (tmp_path / folder).mkdir(parents=True)
+        jsonl(tmp_path / folder / "a.jsonl", {"text": folder})
+    link = tmp_path / "a" / "x" / "link"
+    link.symlink_to("../../c")
+    assert [row.source_id for row in rows_of(tmp_path, "*/**/*.jsonl")] == ["a/x/a.jsonl:0", "c/a.jsonl:0"]
+    assert "'x/link' is a link" in refusal(tmp_path, "[ab]/**/*.jsonl").detail
+    link.unlink()
+    link.symlink_to("../../b/.hidden")
+    assert "'x/link' is a link" in refusal(tmp_path, "*/**/*.jsonl").detail
