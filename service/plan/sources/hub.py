@@ -7,12 +7,15 @@ would read absolute paths on this node, and any URL; here it reads only files of
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import chain, islice
+from lzma import LZMAError
 from typing import Any, Literal
+from zipfile import BadZipFile, ZipFile
 
 import pyarrow as pa
 
@@ -35,7 +38,7 @@ anywhere.
 """
 _BROKEN = (
     *(AttributeError, LookupError, RuntimeError, TypeError),
-    *(EOFError, gzip.BadGzipFile, zlib.error, pa.ArrowException),
+    *(EOFError, gzip.BadGzipFile, zlib.error, LZMAError, BadZipFile, pa.ArrowException),
 )
 """What `datasets` raises on bad options in a card, or a broken file."""
 
@@ -118,7 +121,8 @@ class HubRows:
                 if is_utf8 and self.source.split in (config.data_files or ()):
                     yield from self._json_rows(config)
                     return
-                stream = builder.as_streaming_dataset(split=self.source.split)
+                with plain_entries_only():
+                    stream = builder.as_streaming_dataset(split=self.source.split)
                 if stream.features is not None and require_decoding(stream.features):
                     # A row may name an image or audio file by any path or URL, so it is not opened.
                     stream = stream.decode(False)
@@ -142,7 +146,9 @@ class HubRows:
 
         access = DownloadConfig(token=self.token)
         manager = StreamingDownloadManager(download_config=access)
-        for path in manager.iter_files(manager.extract(list(config.data_files[self.source.split]))):
+        with plain_entries_only():
+            places = manager.extract(list(config.data_files[self.source.split]))
+        for path in manager.iter_files(places):
             with xopen(path, "rb", download_config=access) as opened, BufferedReader(opened, 2**20) as file:
                 lines = (text for line in file if (text := line.strip()))
                 first = next(lines, b"[]")
@@ -225,6 +231,43 @@ def _check_own(repository: str, *names: str) -> None:
         if not is_relative_path(path) or "://" in path or "::" in path or ".." in path.split("/"):
             detail = f"the dataset names {path[:300]!r}, which is outside its repository"
             cure = "name the dataset's files by paths relative to its repository, without '..'"
+            raise SourceRefused(detail, field=_FIELD, cure=cure)
+
+
+@contextmanager
+def plain_entries_only() -> Iterator[None]:
+    """Make `datasets` refuse a Zip archive with files that it would pass over, or look for elsewhere.
+
+    It finds files by their names in normal form, and joins names and places with `::`. Raises SourceRefused.
+    """
+    from datasets import StreamingDownloadManager
+    from datasets.utils.file_utils import xopen
+
+    extract = StreamingDownloadManager._extract
+
+    def extract_plain(manager: Any, archive: str) -> str:  # noqa: ANN401 - of `datasets`
+        path: str = extract(manager, archive)
+        if path.startswith("zip://"):
+            with (
+                xopen(archive, "rb", download_config=manager.download_config) as opened,
+                ZipFile(opened) as packed,
+            ):
+                _check_entries(packed.namelist())
+        return path
+
+    StreamingDownloadManager._extract = extract_plain
+    try:
+        yield
+    finally:
+        StreamingDownloadManager._extract = extract
+
+
+def _check_entries(names: Sequence[str]) -> None:
+    for name, times in Counter(names).items():
+        is_plain = {"", ".", ".."}.isdisjoint(name.removesuffix("/").split("/"))
+        if "::" in name or not is_plain or times > 1:
+            detail = f"the file {name[:300]!r} in a Zip archive of the dataset cannot be found by its name"
+            cure = "pack the files by plain names, such as 'data/a.jsonl', each once"
             raise SourceRefused(detail, field=_FIELD, cure=cure)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -156,6 +157,35 @@ def test_a_document_that_has_the_key_of_its_rows_twice_is_refused(hub: FakeHub) 
     assert "several 'data'" in refusal(hub, named).detail
 
 
+def archive(*names: str) -> bytes:
+    with ZipFile(packed := BytesIO(), "w") as zipped:
+        for name in names:
+            zipped.writestr(name, jsonl({"text": name}))
+    return packed.getvalue()
+
+
+def test_the_files_of_a_zip_archive_are_read(hub: FakeHub) -> None:
+    names = ["a b#1.jsonl", "d/caf\u00e9.jsonl"]
+    read = rows(hub, {"train.zip": archive(*names, "d/", "__MACOSX/a.jsonl")})
+    assert [row.content for row in read] == [Sample(text=name) for name in names]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["./a.jsonl", "d//a.jsonl", "/a.jsonl", "b.jsonl", "a.jsonl::node.zip"])
+def test_a_file_of_a_zip_archive_that_would_not_be_found_there_is_refused(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with ZipFile(tmp_path / "node.zip", "w") as zipped:
+        zipped.writestr("a.jsonl", jsonl(SECRET))
+    monkeypatch.chdir(tmp_path)
+    assert repr(name) in refusal(hub, {"train.zip": archive("b.jsonl", name)}).detail
+    text = {"other.zip": archive("b.txt", name.replace("jsonl", "txt"))}
+    hub.add_repo("org/other", text)
+    other = HubSource(kind="hub", repo_id="org/other")
+    with pytest.raises(SourceRefused, match="cannot be found by its name"):
+        list(open_source(other, Settings(hub_endpoint=hub.url)).rows())
+
+
 def test_a_source_for_a_child_that_checks_holds_no_token(hub: FakeHub) -> None:
     hub.add_repo("org/set", FIVE)
     hub.add_token("hf_secret", Token(user="me", role="read", orgs={"org": "read"}))
@@ -208,6 +238,8 @@ def test_a_private_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
         ({"train.jsonl.gz": b"no gzip"}, "cannot be read"),
         ({"train.jsonl.gz": gzip.compress(jsonl(OWN) * 9)[:-9]}, "cannot be read: EOFError"),
         ({"train.jsonl.gz": gzip.compress(b"")[:10] + b"\xff" * 9}, "cannot be read: error"),
+        ({"train.jsonl.xz": b"\xfd7zXZ\0 and no more"}, "cannot be read: LZMAError"),
+        ({"train.zip": b"PK\3\4" + b"no more" * 9}, "cannot be read: BadZipFile"),
         ({"train.parquet": b"PAR1" * 9}, "cannot be read"),
         ({"a.h5": b"content"}, "of the form 'hdf5'"),
         ({"a.lance": b"content"}, "of the form 'lance'"),
