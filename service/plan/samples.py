@@ -28,7 +28,7 @@ from service.plan.rendering import (
     RenderTooLong,
     Tools,
 )
-from service.plan.sources.conversations import THOUGHTS
+from service.plan.sources.conversations import THOUGHTS, json_object
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 from service.plan.target import Target
 from service.plan.tokenizer import Encoding, TextTokenizer
@@ -331,7 +331,10 @@ def _template_digest(template: str | Mapping[str, str] | None) -> str | None:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """Return the message as a template sees it in serving: `content` always set, call arguments an object."""
+    """Return the message as a template sees it in serving: `content` always set, call arguments an object.
+
+    Raises RejectedError for arguments that have a key twice.
+    """
     seen = {"content": "", **message.for_template()}
     if message.reasoning_content:
         seen |= dict.fromkeys(THOUGHTS, message.reasoning_content)
@@ -339,7 +342,7 @@ def _for_template(message: Message) -> dict[str, Any]:
         function = call.get("function", call)
         if isinstance(function, dict) and isinstance(arguments := function.get("arguments") or "{}", str):
             try:
-                function["arguments"] = json.loads(arguments)
+                function["arguments"] = json.loads(arguments, object_pairs_hook=json_object)
             except (ValueError, RecursionError):
                 continue
     return seen

@@ -355,16 +355,22 @@ def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(tmp_path: Path) -
     assert caught.value.field == "generate.max_tokens"
 
 
-def test_call_arguments_given_as_json_text_reach_the_template_as_an_object(tmp_path: Path) -> None:
-    def with_arguments(arguments: Any) -> list[int]:
-        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-        sample = chat("user: x", {"role": "assistant", "tool_calls": [call]})
-        ids: list[int] = encoded(a_tokenizer(tmp_path, templates.QWEN3), sample).ids.tolist()
-        return ids
+def calling(arguments: Any) -> Sample:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return chat("user: x", {"role": "assistant", "tool_calls": [call]})
 
-    assert with_arguments('{"a": [1, 2]}') == with_arguments({"a": [1, 2]}) != with_arguments("no json")
-    assert with_arguments("[" * 100_000)
-    assert with_arguments(None) == with_arguments("") == with_arguments({})
+
+def test_call_arguments_given_as_json_text_reach_the_template_as_an_object(tmp_path: Path) -> None:
+    def ids(arguments: Any) -> list[int]:
+        return list(encoded(a_tokenizer(tmp_path, templates.QWEN3), calling(arguments)).ids)
+
+    assert ids('{"a": [1, 2]}') == ids({"a": [1, 2]}) != ids("no json") != ids("[" * 100_000)
+    assert ids(None) == ids("") == ids({})
+
+
+def test_call_arguments_that_have_a_key_twice_are_rejected(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, templates.QWEN3)
+    assert "several 'a'" in rejected(tokenizer, calling('{"a": 1, "a": 2}')).detail
 
 
 def test_the_day_does_not_change_the_tokens(tmp_path: Path) -> None:
