@@ -171,6 +171,7 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
     assert " JST  submitted  j-" in made
     shown = schedules("show", "nightly")
     assert "run        " in shown and " 03:00 JST\n" in shown and "UTC" not in shown
+    assert json.loads(schedules("show", "nightly", "--json"))["time_zone"] == "Asia/Tokyo"
     assert json.loads(schedules("show", "nightly", "--request"))["source"] == {"kind": "posted"}
     assert "paused" in schedules("pause", "nightly")
     assert "active" in schedules("resume", "nightly")
