@@ -205,18 +205,26 @@ def _contradictions(job: Manifest, body: Mapping[str, Any], path: str) -> Iterat
             layer_ids,
         ),
         "checks.rows_checked": (job.checks.rows_checked, rows),
-        "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
-        "extras": (sorted(e.path for e in job.extras), [FINAL_NORM_PATH, token_freq_path(job_id)]),
     }
+    # Each is cut: of a stranger's manifest any of them may be long.
     for name, (stated, expected) in pairs.items():
         if stated != expected:
-            yield f"{name} is {stated!r}, expected {expected!r}"
+            yield f"{name} is {stated!r:.300}, expected {expected!r:.300}"
+    for name, entries, paths in (
+        ("indexes", job.indexes, {index_path(job_id, unit) for unit in units}),
+        ("extras", job.extras, {FINAL_NORM_PATH, token_freq_path(job_id)}),
+    ):
+        named = {entry.path for entry in entries}
+        for fault, differing in (("lacks", paths - named), ("has", named - paths)):
+            if differing:  # of 100,000 units they may be as many
+                more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+                yield f"list of {name} {fault} {min(differing)!r:.300}{more}"
     for shard in job.shards:
         # Where several ranks write, each has a shard of the unit.
         if re.sub(r"-r\d+\.parquet$", ".parquet", shard.path) != shard_path(job_id, shard.unit):
-            yield f"{shard.path} is not the path of a shard of unit {shard.unit}"
+            yield f"{shard.path!r:.300} is not the path of a shard of unit {shard.unit}"
         if (measured := [layer.layer_id for layer in shard.layers]) != layer_ids:
-            yield f"the layers of {shard.path} are {measured!r}, expected {layer_ids!r}"
+            yield f"layers of {shard.path!r:.300} are {measured!r:.300}, expected {layer_ids!r:.300}"
     for entry, count in Counter(entry.path for entry in job.entries).items():
         if count > 1:
-            yield f"names {entry} {count} times"
+            yield f"list of files has {entry!r:.300} {count} times"
