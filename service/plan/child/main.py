@@ -12,7 +12,6 @@ import resource
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -54,13 +53,13 @@ def run(connection: Connection, progress: mmap.mmap) -> None:
         message = ["error", shown] if isinstance(shown, str) else ["row", shown.model_dump(mode="json")]
         connection.send_bytes(json.dumps(message).encode())
         return
-    with suppress(EOFError):
-        while True:
-            _answer(task, _Parent(connection, progress, limits.row_cpu_s))
-            if task.purpose is not Purpose.CHECK:
-                break
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            task, limits = connection.recv()
+    while True:
+        parent = _Parent(connection, progress, limits.row_cpu_s)
+        _answer(task, parent)
+        if task.purpose is not Purpose.CHECK:
+            return
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        task, limits = parent.received()
 
 
 def _answer(task: Task, parent: "_Parent") -> None:
@@ -121,11 +120,11 @@ class _Parent:
         except ConnectionError:
             os._exit(0)  # as where it waits: nothing is wrong, and nobody is there to be told
 
-    def received(self) -> Any:  # noqa: ANN401 - a file of known hashes, or a question
+    def received(self) -> Any:  # noqa: ANN401 - hashes, a question or a task
         """Wait for the parent's next message; end this process if the parent has hung up."""
         try:
             return self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):  # the second if it had not read what was sent
             os._exit(0)
 
     def begin_row(self, position: int) -> None:

@@ -293,3 +293,18 @@ def test_a_child_whose_parent_has_hung_up_ends_without_an_error(monkeypatch: pyt
     with theirs, pytest.raises(SystemExit) as ended:
         _Parent(theirs, mmap.mmap(-1, PROGRESS.size), 0.0).send("done")
     assert ended.value.code == 0
+
+
+def test_a_child_whose_parent_has_hung_up_on_its_answer_ends_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where something is unread, a socket's other end is reset; it does not just end."""
+    monkeypatch.setattr("os._exit", sys.exit)
+    ours, theirs = Pipe()
+    with theirs:
+        parent = _Parent(theirs, mmap.mmap(-1, PROGRESS.size), 0.0)
+        parent.send("opened")
+        ours.close()
+        with pytest.raises(SystemExit) as ended:
+            parent.received()
+    assert ended.value.code == 0
