@@ -128,7 +128,7 @@ class Store:
         checked = _checked(url)
         try:
             self._engine = _engine(checked, read_only=read_only)
-        except ArgumentError:  # of several servers whose ports are not as many, or no numbers
+        except (ArgumentError, ValueError):  # servers and ports that do not match, or what is no number
             raise _unreadable() from None
         self._writer = self._engine.execution_options(immediate=True)
         expression = clock or CLOCKS[self._engine.dialect.name]

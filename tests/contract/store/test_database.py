@@ -201,6 +201,7 @@ def test_a_database_that_could_lose_a_job_is_refused_by_name(given: str) -> None
         "postgresql://me:one@se:cret@host/name",
         "postgresql://me@/name?host=one:1&host=two:x",
         "postgresql://me@/name?host=one,two&port=1,2,3",
+        "sqlite:////no/such/quarry.db?timeout=secret",
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_and_nothing_of_it_quoted(given: str) -> None:
