@@ -50,7 +50,9 @@ class Finding(Wire):
     @classmethod
     def of(cls, path: str, error: Exception) -> Self:
         """Return the finding for what was raised as the file was read."""
-        cause, what = error.__cause__ or error, f"cannot be read: {str(error) or 'it takes too much memory'}"
+        cause, said = error.__cause__ or error, str(error) or "it takes too much memory"
+        # A dataset's error names the file itself.
+        what = said[len(path) :].lstrip(": ") if said.startswith(path) else f"cannot be read: {said}"
         return cls(path=path, what=what, unread=isinstance(cause, OSError) and cause.errno not in _OF_DATASET)
 
 

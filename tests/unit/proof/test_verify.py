@@ -276,6 +276,7 @@ def test_the_files_of_a_job_whose_manifest_cannot_be_read_are_named(dataset):
     (dataset.folder / manifest_path(BEGUN)).write_text("{")
     report = dataset.verify()
     assert {finding.path for finding in report.findings} == paths | {manifest_path(BEGUN)}
+    assert f"{manifest_path(BEGUN)}: is not a manifest of this version: " in said(report)
     assert report.not_complete == ()
 
 

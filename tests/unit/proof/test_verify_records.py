@@ -99,7 +99,7 @@ def test_a_witness_that_is_absent_is_named(dataset, change):
         (lambda body: body["shards"][0].update(rows=4), "5 rows of 74 tokens, the manifest says 4 of 74"),
         (lambda body: body["shards"][0].update(path="../secret.parquet"), "a path that leaves the dataset"),
         (lambda body: body["extras"][0].update(path="/etc/passwd"), "a path that leaves the dataset"),
-        (lambda body: body["provenance"].update(job_id="../../x"), "cannot be read: "),
+        (lambda body: body["provenance"].update(job_id="../../x"), "is not a manifest of this version: "),
         (lambda body: body.update(schema_version=1), "format version 1, expected 2: capture the dataset"),
         (lambda body: body["provenance"]["identity"].update(schema_version=3), "format version 3, expected"),
         (lambda body: body["vocabulary"].update(token_ids=1), f"{MANIFEST}: vocabulary is"),
