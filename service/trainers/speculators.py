@@ -153,7 +153,7 @@ def train(
 
     With `live`, a job's URL, it trains on that job's rows as they are captured, once, and the dataset is used
     for validation and the draft vocabulary. `consumer` is the name under which rows are then acknowledged.
-    With `check`, every layer that is read is compared with its checksum.
+    With `check`, every index is compared with its sha256, and every layer that is read with its checksum.
 
     Missing arguments are filled in: the backend, the target, its layers, and a temporary folder for the token
     ids and masks. With `--data-path`, these are kept in that folder, and ranks share them.
@@ -174,7 +174,7 @@ def train(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with TemporaryDirectory(prefix=_IDS) as folder:
         with refusing_datasets():
-            rows = QuarryDataset(dataset, jobs=jobs or None, revision=revision)
+            rows = QuarryDataset(dataset, jobs=jobs or None, revision=revision, check=check)
             defaults = _defaults(rows) | {"data_path": [folder]} | (ONE_EPOCH if live else {})
             words = [
                 word
@@ -194,7 +194,7 @@ def train(
                 _refuse_second_pass(settled)
                 job = Live.at(live, consumer, rows.about, source.options, check=check)
                 job.train_by(settled.max_steps)
-            _write_ids(source, Path(settled.data_path))
+            _write_ids(source, Path(settled.data_path), check=check)
         del rows, source  # the index is as large as the ids, which are mapped from now on
         if live is not None:
             put_back(Path(settled.save_path))  # before anything asks for the last checkpoint
@@ -343,20 +343,22 @@ def _maps_of(drafter: str, field: str) -> dict[str, torch.Tensor]:
     return maps
 
 
-def _write_ids(source: Source, out: Path) -> None:
+def _write_ids(source: Source, out: Path, *, check: bool) -> None:
     """Write the Arrow dataset and the token counts to `out`, unless it already has those of the same jobs.
 
-    Ranks that share the folder on one machine wait for the first of them. Raises OptionRefused,
-    IdentityChanged (`data_path`), OSError.
+    With `check`, those of an index that was not checked are refused. Ranks that share the folder on one
+    machine wait for the first of them. Raises OptionRefused, IdentityChanged (`data_path`), OSError.
     """
     jobs = {job: manifest.sha256 for job, manifest in source.rows.manifests.items()}
-    identity = {"format": "speculators, ids alone", "jobs": jobs}
+    identity: dict[str, Any] = {"format": "speculators, ids alone", "jobs": jobs}
+    identity |= {"checked": True} if check else {}
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / LOCK, f"{out} is written to", "data_path", wait=True):
         try:
             is_written = begin(out, identity)
         except (IdentityChanged, OptionRefused) as error:
-            detail, cure = f"{out} holds something else than the ids of these jobs", "name another folder"
+            ids = "checked ids" if check else "the ids"
+            detail, cure = f"{out} holds something else than {ids} of these jobs", "name another folder"
             raise type(error)(detail, field="data_path", cure=f"{cure} in --data-path") from error
         seal_missing(out, index_files(source))
         if not is_written:
