@@ -184,7 +184,7 @@ def _worst(source: Source, drafts: Drafts, predictions: Sequence[RowPredictions]
     worst = []
     for number in sorted(map(int, lengths), key=lambda number: lengths[str(number)].mean)[:WORST_ROWS]:
         predicted, row = by_number[number], source.rows.row(number)
-        accepted = acceptance.accepted(predicted.right_KR).sum(axis=0)
+        accepted = acceptance.accepted(predicted.right_KR & predicted.known_KR).sum(axis=0)
         by_place = dict(zip(predicted.places_R.tolist(), accepted.tolist(), strict=True))
         worst.append(WorstRow(number, row.source_id or row.sample_id, lengths[str(number)].mean, by_place))
     return worst
