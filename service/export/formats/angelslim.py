@@ -1,12 +1,13 @@
 """AngelSlim, offline EAGLE-3: `rank_0/rows_<a>-<b>/data_<row>.ckpt`, one dict per row, as a batch of one.
 
 Un-shifted. `hidden_states` are three auxiliary layers, `target_hiddens` the last layer after the final norm:
-the trainer's head is only the `lm_head`.
+the trainer's head is only the `lm_head`. It does not start without a vocabulary map beside `rank_0`.
 """
 
 from pathlib import Path
 from typing import Any
 
+from service.errors import OptionRefused
 from service.export.format import TorchFileEachRow, refuse_last_layer
 from service.export.formats.specforge import VOCABULARY, need_three
 from service.export.saving import Writers
@@ -18,8 +19,7 @@ from service.reader import Row
 class AngelSlim(TorchFileEachRow):
     """The files that `tools/train_eagle3_offline.py --train_hidden_path` reads."""
 
-    DATA = "rank_0"
-    PATH = DATA + "/{folder}/data_{number}.ckpt"
+    PATH = "rank_0/{folder}/data_{number}.ckpt"
 
     def content(self, row: Row) -> dict[str, Any]:
         """Return a row's tensors."""
@@ -36,7 +36,13 @@ class AngelSlim(TorchFileEachRow):
 
 
 def make(source: Source) -> AngelSlim:
-    """Return the format. Raises OptionRefused (`layers`)."""
+    """Return the format. Raises OptionRefused (`draft_vocab`, `layers`)."""
     need_three(source)
     refuse_last_layer(source)
+    if source.options.draft_vocab is None:
+        raise OptionRefused(
+            "this trainer does not start without the vocabulary map that a draft vocabulary makes",
+            field="draft_vocab",
+            cure="name the draft config's draft_vocab_size in --draft-vocab, such as 32000",
+        )
     return AngelSlim(source)

@@ -98,8 +98,11 @@ def counts(truths: list[Truth]) -> dict[int, int]:
 
 
 def wanted(name: str, **changes: object) -> ExportOptions:
-    name = FormatName(name)
-    return ExportOptions(**{"to": name, "algorithm": chosen_algorithm(name, None)} | changes)  # type: ignore[arg-type]
+    """Return a format's options; where the trainer needs a draft vocabulary, one is given."""
+    to = FormatName(name)
+    given = {"to": to, "algorithm": chosen_algorithm(to, None)}
+    given |= {"draft_vocab": 40} if to is FormatName.ANGELSLIM else {}
+    return ExportOptions(**given | changes)  # type: ignore[arg-type]
 
 
 def close(got: torch.Tensor, due: torch.Tensor) -> bool:

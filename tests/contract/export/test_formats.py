@@ -130,8 +130,11 @@ def test_modelopt_gets_the_last_layer_after_the_norm_and_says_so(dataset, truths
         assert close(row["hidden_states"], truth.post())
 
 
-def test_angelslim_gets_a_batch_of_one(dataset, truths, tmp_path):
-    export(str(dataset), tmp_path / "out", wanted("angelslim", draft_vocab=40))
+def test_angelslim_gets_a_batch_of_one_and_a_vocabulary_map_in_the_folder_that_it_is_told(
+    dataset, truths, tmp_path
+):
+    done = export(str(dataset), tmp_path / "out", wanted("angelslim", draft_vocab=40))
+    assert f"--train_hidden_path {tmp_path}/out \\" in done.notes
     for number, truth in enumerate(truths):
         row = ckpt(tmp_path / "out/rank_0", number)
         assert torch.equal(row["input_ids"], truth.ids[None])

@@ -211,6 +211,7 @@ def test_a_folder_with_something_else_in_it_is_refused(dataset, tmp_path):
         ("modelopt", {"layers": (3,)}, "layers", r"holds layers \[2, 4, 5, 8\], not \[3\]"),
         ("specforge", {"layers": (2, 4)}, "layers", "three decoder layers, not on 2, 4"),
         ("angelslim", {"layers": (4,)}, "layers", "three decoder layers, not on 4"),
+        ("angelslim", {"draft_vocab": None}, "draft_vocab", "does not start without the vocabulary map"),
         ("eagle", {"layers": (4,)}, "layers", "eagle is fed the last layer alone"),
         ("eagle", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("deepspec", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
