@@ -14,6 +14,11 @@ from service.export.saving import Writers, save_torch
 from service.export.source import Source
 from service.reader import Row
 
+PRE_NORM = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"})
+"""vLLM classes that pass on the state before the final norm; see docs/serving-parity.md. The last one is
+Step-3.5 that also sees images.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
@@ -101,6 +106,23 @@ def refuse_last_layer(source: Source) -> None:
             "before it from another: which of them an auxiliary one must be is not known",
             field="layers",
             cure=f"leave {last} out of --layers; it is written as the last layer anyway",
+        )
+
+
+def refuse_pre_norm(source: Source, drafter: str, cure: str) -> None:
+    """Raise OptionRefused (`algorithm`) where vLLM feeds such a drafter the state before the final norm.
+
+    `drafter` begins the message: the trainer applies no norm to what it feeds.
+    """
+    classes = {
+        str(one.provenance.engine.options.get("model_class")) for one in source.rows.manifests.values()
+    }
+    if classes := classes & PRE_NORM:
+        raise OptionRefused(
+            f"{drafter} of {', '.join(sorted(classes))} are fed the state before the final norm, and this "
+            "trainer applies none that could be left out",
+            field="algorithm",
+            cure=cure,
         )
 
 

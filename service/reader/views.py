@@ -82,7 +82,11 @@ def _check(view: object, about: About, layers: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Eagle(_OfLastLayer):
-    """EAGLE-1 and EAGLE-2: the state is the last layer's, post-norm. Tensors are [R] or [R, H]."""
+    """EAGLE-1 and EAGLE-2: the state is the last layer's, post-norm. Tensors are [R] or [R, H].
+
+    With vLLM's MiMo and Step-3.5 as targets they are fed the state before the final norm: use
+    `Mtp(1, normed=False)`.
+    """
 
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from service.errors import OptionRefused
-from service.export.format import TorchFileEachRow, refuse_draft_vocab
+from service.export.format import TorchFileEachRow, refuse_draft_vocab, refuse_pre_norm
 from service.export.source import Source
 from service.reader import Row
 
@@ -46,6 +46,8 @@ def halved(states_TH: torch.Tensor, sample_id: str) -> torch.Tensor:
 
 
 def make(source: Source) -> Eagle:
-    """Return the format. Raises OptionRefused (`draft_vocab`)."""
+    """Return the format. Raises OptionRefused (`algorithm`, `draft_vocab`)."""
     refuse_draft_vocab(source, "EAGLE-1 and EAGLE-2 draft")
+    cure = "train EAGLE-3, or another trainer on the rows of service.reader.Mtp(1, normed=False)"
+    refuse_pre_norm(source, "EAGLE-1 and EAGLE-2 drafters", cure)
     return Eagle(source)

@@ -17,16 +17,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from service.errors import OptionRefused
-from service.export.format import FileEachRow
+from service.export.format import FileEachRow, refuse_pre_norm
 from service.export.options import Algorithm
 from service.export.saving import Writers, save_json, save_safetensors, save_torch
 from service.export.source import Source
 from service.export.vocabulary import Counts, draft_vocabulary, token_counts
 from service.reader import Row
 
-PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
-"""vLLM classes whose MTP drafters get the state before the final norm; see docs/serving-parity.md."""
 ARROW_FILE = "data-00000-of-00001.arrow"
 COUNTS_FILE = "token_freq.pt"
 _ROWS_A_BATCH = 256
@@ -143,14 +140,7 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 
 def make(source: Source) -> Speculators:
     """Return the format. Raises OptionRefused (`algorithm`) for MTP heads fed the state before the norm."""
-    classes = {
-        str(one.provenance.engine.options.get("model_class")) for one in source.rows.manifests.values()
-    }
-    if source.options.algorithm is Algorithm.MTP and (classes := classes & PRE_NORM_MTP):
-        raise OptionRefused(
-            f"the MTP heads of {', '.join(sorted(classes))} are fed the state before the final norm, and "
-            "this trainer applies none that could be left out",
-            field="algorithm",
-            cure="train them with service.reader.Mtp(num_steps, normed=False)",
-        )
+    if source.options.algorithm is Algorithm.MTP:
+        cure = "train them with service.reader.Mtp(num_steps, normed=False)"
+        refuse_pre_norm(source, "the MTP heads", cure)
     return Speculators(source)

@@ -234,14 +234,17 @@ def test_what_a_trainer_cannot_use_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_heads_that_are_fed_the_state_before_the_norm_are_not_trained_behind_it(dataset, tmp_path):
-    """vLLM hands MiMo's MTP drafter the other state than DeepSeek's; this trainer knows only the latter."""
+@pytest.mark.parametrize(("to", "algorithm"), [("speculators", Algorithm.MTP), ("eagle", Algorithm.EAGLE)])
+def test_drafters_that_are_fed_the_state_before_the_norm_are_not_trained_behind_it(
+    dataset, tmp_path, to, algorithm
+):
+    """vLLM hands MiMo's drafters the other state than DeepSeek's; these trainers know only the latter."""
     other = with_manifest(dataset, tmp_path / "other", of_mimo, sealed=True)
-    mtp = wanted("speculators", algorithm=Algorithm.MTP)
+    options = wanted(to, algorithm=algorithm)
     with pytest.raises(OptionRefused, match="MiMoForCausalLM are fed the state before") as refused:
-        export(str(other), tmp_path / "out", mtp)
+        export(str(other), tmp_path / "out", options)
     assert refused.value.field == "algorithm"
-    assert export(str(dataset), tmp_path / "out", mtp).rows
+    assert export(str(dataset), tmp_path / "out", options).rows
 
 
 def test_a_dataset_without_a_whole_job_is_refused(dataset, tmp_path):
