@@ -118,6 +118,7 @@ def test_modelopt_gets_the_last_layer_after_the_norm_and_says_so(dataset, truths
     done = export(str(dataset), tmp_path / "out", wanted("modelopt", draft_vocab=30))
     assert loaded(tmp_path / "out/d2t.pt").shape == (30,)
     assert f"data.draft_vocab_cache={tmp_path}/out/d2t.pt" in done.notes
+    assert f"training.training_seq_len={max(len(truth.ids) for truth in truths)} \\" in done.notes
     found = sorted((tmp_path / "out/data").glob("*.pt"))
     assert len(found) == len(truths)
     for path, truth in zip(found, truths, strict=True):
@@ -145,7 +146,8 @@ def test_angelslim_gets_a_batch_of_one_and_a_vocabulary_map_in_the_folder_that_i
 
 
 def test_eagle_gets_float16_and_a_folder_of_nothing_but_rows(dataset, truths, tmp_path):
-    export(str(dataset), tmp_path / "out", wanted("eagle"))
+    done = export(str(dataset), tmp_path / "out", wanted("eagle"))
+    assert "2048 tokens, in `eagle/train/main.py`; the longest row here has " in done.notes
     found = [path for path in (tmp_path / "out/data").rglob("*") if path.is_file()]
     assert len(found) == len(truths)
     for number, truth in enumerate(truths):
