@@ -7,7 +7,8 @@ Un-shifted; layers are numbered from 0. `hidden_states` is the last layer after 
 from pathlib import Path
 from typing import Any
 
-from service.export.format import TorchFileEachRow, refuse_last_layer
+from service.export.format import TorchFileEachRow, refuse_draft_vocab, refuse_last_layer
+from service.export.options import Algorithm
 from service.export.saving import Writers, save_torch
 from service.export.source import Source
 from service.export.vocabulary import draft_vocabulary
@@ -39,6 +40,8 @@ class ModelOpt(TorchFileEachRow):
 
 
 def make(source: Source) -> ModelOpt:
-    """Return the format. Raises OptionRefused (`layers`)."""
+    """Return the format. Raises OptionRefused (`draft_vocab`, `layers`)."""
     refuse_last_layer(source)
+    if source.options.algorithm is Algorithm.DFLASH:
+        refuse_draft_vocab(source, "ModelOpt's DFlash drafts")
     return ModelOpt(source)

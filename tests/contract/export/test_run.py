@@ -27,6 +27,7 @@ from tests.contract.export.conftest import files_of, wanted
 from tests.support.fake_hub import FakeHub
 
 EAGLE3 = {"algorithm": Algorithm.EAGLE3, "draft_vocab": 9}
+DFLASH = {"algorithm": Algorithm.DFLASH}
 
 
 class Stopped(BaseException):
@@ -216,6 +217,7 @@ def test_a_folder_with_something_else_in_it_is_refused(dataset, tmp_path):
         ("eagle", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("deepspec", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("nemo", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
+        ("modelopt", DFLASH | {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("modelopt", {"max_tokens": 9}, "max_tokens", "takes rows of any length"),
         ("nemo", {"target": "/nowhere"}, "target", "holds no config.json"),
         ("nemo", {"algorithm": Algorithm.EAGLE3}, "draft_vocab", "the probability of every token of the"),
