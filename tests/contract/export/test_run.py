@@ -16,6 +16,7 @@ import torch
 from schemas.dataset.manifest import body_sha256
 from schemas.dataset.seal import sealing
 from schemas.dataset.shard import Shard
+from schemas.identity import Identity
 from service.cli import main
 from service.errors import IdentityChanged, OptionRefused, SourceRefused
 from service.export import run
@@ -182,6 +183,7 @@ def with_manifest(dataset: Path, copy: Path, change: Callable[[dict], None], *, 
     body = json.loads(file.read_text())
     change(body)
     if sealed:
+        body["identity_sha256"] = Identity.model_validate(body["provenance"]["identity"]).sha256()
         body["sha256"] = body_sha256(body)
     file.write_text(json.dumps(body))
     return copy
