@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from service.api.head_route import HeadRoute
-from service.control.request_body import check_fields, not_json
+from service.control.request_body import parse_json
 
 
 class JsonRoute(HeadRoute):
@@ -22,12 +22,8 @@ class JsonRoute(HeadRoute):
             return handle
 
         async def answer(request: Request) -> Response:
-            raw = await request.body()
-            try:
-                if raw:
-                    check_fields(raw)
-            except (ValueError, RecursionError) as error:
-                raise not_json(error) from error
+            if raw := await request.body():
+                parse_json(raw)
             return await handle(request)
 
         return answer

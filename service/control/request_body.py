@@ -101,14 +101,9 @@ def parse_json(raw: bytes) -> object:
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        raise not_json(error) from error
+        raise RequestError(f"the body is not JSON: {error}", cure="send one JSON object in UTF-8") from error
     check_fields(raw)
     return document
-
-
-def not_json(error: Exception) -> RequestError:
-    """Return the refusal of a body that a JSON library refused."""
-    return RequestError(f"the body is not JSON: {error}", cure="send one JSON object in UTF-8")
 
 
 class _Twice(Exception):
@@ -118,7 +113,8 @@ class _Twice(Exception):
 def check_fields(raw: bytes, place: str = "the body") -> None:
     """Raise RequestError if an object in `raw` has a field twice: either value may be meant.
 
-    JSON libraries take the last one without a word. Raises ValueError and RecursionError as `json.loads`.
+    JSON libraries take the last one without a word. `from_json` has read `raw`, so it is JSON that is not
+    nested too deep for `json`.
     """
 
     def checked(pairs: list[tuple[str, object]]) -> None:  # keeps no value: a document may be large

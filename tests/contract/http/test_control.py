@@ -35,6 +35,7 @@ def test_a_priority_out_of_bounds_is_refused(api: httpx2.Client, job: JobSummary
         (b'{"priority": 1, "priority": 2}', "priority", "several"),
         (b'{"priority": 1', None, "is not JSON: "),
         (b"\xff", None, "is not JSON"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', None, "is not JSON"),
     ],
 )
 def test_a_body_that_is_no_json_or_gives_a_field_twice_is_refused_as_at_extract(
