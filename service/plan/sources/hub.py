@@ -188,12 +188,15 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any] | RowReject:
 
 
 def _reject_in(value: object) -> RowReject | None:
-    """Return what rejects a row of a document."""
-    if isinstance(value, RowReject):
-        return value
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    objects = (held for held in inside if isinstance(held, dict | list | RowReject))  # no call for a token
-    return next((found for held in objects if (found := _reject_in(held)) is not None), None)
+    """Return what rejects a row of a document, which may be nested as deep as `json` reads."""
+    waiting = [value]
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, RowReject):
+            return held
+        inside = held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
+        waiting += (part for part in inside if isinstance(part, dict | list | RowReject))
+    return None
 
 
 @contextmanager

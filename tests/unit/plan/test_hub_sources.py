@@ -151,6 +151,12 @@ def test_a_row_of_a_document_that_has_a_key_twice_is_a_reject(hub: FakeHub, fiel
     assert details == ["an object has several 'text'", "", "an object has several 'content'"]
 
 
+def test_a_row_of_a_document_that_is_nested_deep_does_not_refuse_the_others(hub: FakeHub) -> None:
+    deep = "[" * 480 + "]" * 480  # a stack of two frames for each would not do
+    read = rows(hub, {"a.json": f'[\n{{"messages": {deep}}},\n{json.dumps(OWN)}]'.encode()})
+    assert [isinstance(row.content, RowReject) for row in read] == [True, False]
+
+
 def test_a_document_that_has_the_key_of_its_rows_twice_is_refused(hub: FakeHub) -> None:
     files = {"a.json": b'{"data": [], "data": [{"text": "a"}]}'}
     named = files | {"README.md": card({"data_files": "a.json", "field": "data"})}
