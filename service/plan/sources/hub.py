@@ -268,7 +268,8 @@ def plain_entries_only() -> Iterator[None]:
 def _check_entries(names: Sequence[str]) -> None:
     for name, times in Counter(names).items():
         is_plain = {"", ".", ".."}.isdisjoint(name.removesuffix("/").split("/"))
-        if "::" in name or not is_plain or times > 1:
+        is_twice = times > 1 and not name.endswith("/")  # appending to an archive adds its folders again
+        if "::" in name or not is_plain or is_twice:
             detail = f"the file {name[:300]!r} in a Zip archive of the dataset cannot be found by its name"
             cure = "pack the files by plain names, such as 'data/a.jsonl', each once"
             raise SourceRefused(detail, field=_FIELD, cure=cure)
