@@ -96,7 +96,6 @@ class HubRows:
         import datasets
         import yaml
         from datasets.exceptions import DatasetsError
-        from datasets.features.features import require_decoding
 
         if self.endpoint is not None:
             # The library reads the endpoint only from its module; in this process it is always the same.
@@ -112,29 +111,41 @@ class HubRows:
                         revision=self.commit,
                         token=self.token,
                     )
-                if builder.name not in FORMS:
-                    detail = f"{_what(self.source)} is of the form {builder.name!r}, which is not read"
-                    raise SourceRefused(detail, field=_FIELD, cure="convert it to Parquet or JSONL")
-                config = builder.config
-                # In another encoding, rows are as `datasets` makes them.
-                is_utf8 = builder.name == "json" and config.encoding == "utf-8"
-                if is_utf8 and self.source.split in (config.data_files or ()):
-                    yield from self._json_rows(config)
-                    return
-                with plain_entries_only():
-                    stream = builder.as_streaming_dataset(split=self.source.split)
-                if stream.features is not None and require_decoding(stream.features):
-                    # A row may name an image or audio file by any path or URL, so it is not opened.
-                    stream = stream.decode(False)
-                if stream.column_names is not None:
-                    used = (*COLUMNS, *self.labels)
-                    stream = stream.select_columns([name for name in stream.column_names if name in used])
-                schema = stream.features.arrow_schema if stream.features is not None else None
-                yield from (read_columns(row, schema, self.labels) for row in stream)
+                yield from self._read(builder)
             except (DatasetsError, yaml.YAMLError, *_BROKEN) as error:
                 fault = error if isinstance(error, DatasetsError) else repr(error)
                 detail = f"{_what(self.source)} cannot be read: {fault}"[:1000]
                 raise SourceRefused(detail, field=_FIELD, cure=_CURE) from error
+
+    def _read(self, builder: Any) -> Iterator[Read]:  # noqa: ANN401 - of `datasets`
+        from datasets.features.features import require_decoding
+
+        if builder.name not in FORMS:
+            detail = f"{_what(self.source)} is of the form {builder.name!r}, which is not read"
+            raise SourceRefused(detail, field=_FIELD, cure="convert it to Parquet or JSONL")
+        config = builder.config
+        # In another encoding, rows are as `datasets` makes them.
+        is_utf8 = builder.name == "json" and config.encoding == "utf-8"
+        try:
+            if is_utf8 and self.source.split in (config.data_files or ()):
+                yield from self._json_rows(config)
+                return
+            with plain_entries_only():
+                stream = builder.as_streaming_dataset(split=self.source.split)
+            if stream.features is not None and require_decoding(stream.features):
+                # A row may name an image or audio file by any path or URL, so it is not opened.
+                stream = stream.decode(False)
+            if stream.column_names is not None:
+                used = (*COLUMNS, *self.labels)
+                stream = stream.select_columns([name for name in stream.column_names if name in used])
+            schema = stream.features.arrow_schema if stream.features is not None else None
+            yield from (read_columns(row, schema, self.labels) for row in stream)
+        except OSError as error:
+            # No call of the system failed: bz2 and Parquet name a broken file so. A download names a short
+            # transfer so, too, but files are streamed.
+            if type(error) is OSError and error.errno is None:
+                raise ValueError(f"a file is broken: {error}") from error
+            raise
 
     def _json_rows(self, config: Any) -> Iterator[Read]:  # noqa: ANN401 - of `datasets`
         """Read JSON as it is written: each file has an object on each line, or is one document.

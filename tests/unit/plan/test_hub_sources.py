@@ -69,16 +69,22 @@ def refusal(hub: FakeHub, files: dict[str, bytes], **options: Any) -> SourceRefu
     return caught.value
 
 
+def columns(**values: Any) -> bytes:
+    pq.write_table(pa.table(values), written := BytesIO())
+    return written.getvalue()
+
+
+TABLE = columns(text=["of the repository"], extra=[1])
+
+
 def test_a_dataset_is_streamed_up_to_its_limit(hub: FakeHub) -> None:
     assert [row.source_id for row in rows(hub, FIVE)] == ["r0", "r1", "r2", "r3", "r4"]
     assert [row.source_id for row in rows(hub, FIVE, limit=2)] == ["r0", "r1"]
 
 
 def test_another_configuration_split_and_format_is_read(hub: FakeHub) -> None:
-    table = BytesIO()
-    pq.write_table(pa.table({"text": ["of the repository"], "extra": [1]}), table)
     config = {"config_name": "columns", "data_files": [{"split": "test", "path": "t.parquet"}]}
-    files = {"README.md": card(config), "t.parquet": table.getvalue()}
+    files = {"README.md": card(config), "t.parquet": TABLE}
     assert [row.content for row in rows(hub, files, config="columns", split="test")] == [Sample(**OWN)]
 
 
@@ -246,6 +252,8 @@ def test_a_private_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
         ({"train.jsonl.gz": gzip.compress(jsonl(OWN) * 9)[:-9]}, "cannot be read: EOFError"),
         ({"train.jsonl.gz": gzip.compress(b"")[:10] + b"\xff" * 9}, "cannot be read: error"),
         ({"train.jsonl.xz": b"\xfd7zXZ\0 and no more"}, "cannot be read: LZMAError"),
+        ({"train.jsonl.bz2": b"BZh9 and no more"}, "cannot be read: a file is broken"),
+        ({"train.parquet": TABLE[:4] + b"\xff" * 9 + TABLE[13:]}, "cannot be read: a file is broken"),
         ({"train.zip": b"PK\3\4" + b"no more" * 9}, "cannot be read: BadZipFile"),
         ({"train.parquet": b"PAR1" * 9}, "cannot be read"),
         ({"a.h5": b"content"}, "of the form 'hdf5'"),
