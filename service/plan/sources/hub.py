@@ -103,7 +103,7 @@ class HubRows:
         repo_id = f"hf://datasets/{self.source.repo_id}"
         with reading_hub(_what(self.source), SourceRefused, _FIELD, _CURE):
             try:
-                with own_files_only(f"{repo_id}@{self.commit}/"):
+                with own_files_only(f"{repo_id}@{self.commit}/"), answers_needed():
                     builder = datasets.load_dataset_builder(
                         # The scheme keeps `datasets` from using a local folder of the same name.
                         repo_id,
@@ -246,6 +246,30 @@ def _check_own(repository: str, *names: str) -> None:
             detail = f"the dataset names {path[:300]!r}, which is outside its repository"
             cure = "name the dataset's files by paths relative to its repository, without '..'"
             raise SourceRefused(detail, field=_FIELD, cure=cure)
+
+
+@contextmanager
+def answers_needed() -> Iterator[None]:
+    """Make `datasets` raise what kept the Hub from giving it a file of metadata, such as a 503.
+
+    It would say that the dataset is missing, or go on as if the file were, and so read other data files.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    download = HfApi.hf_hub_download
+
+    def download_answered(api: HfApi, *options: Any, **named: Any) -> object:  # noqa: ANN401
+        try:
+            return download(api, *options, **named)
+        except LocalEntryNotFoundError as error:  # a FileNotFoundError
+            raise error.__cause__ or ConnectionError(str(error)) from None
+
+    HfApi.hf_hub_download = download_answered
+    try:
+        yield
+    finally:
+        HfApi.hf_hub_download = download
 
 
 @contextmanager

@@ -267,10 +267,14 @@ def test_a_dataset_that_is_empty_broken_or_of_another_form_is_refused(
     assert detail in refusal(hub, files).detail
 
 
-def test_a_hub_that_fails_is_not_a_refused_source(hub: FakeHub) -> None:
-    hub.fail("info", Fault(status=503, times=100))
-    with pytest.raises(HubUnavailable):
-        rows(hub, FIVE)
+@pytest.mark.parametrize(("endpoint", "nth"), [("info", 1), *(("resolve", nth) for nth in range(1, 6))])
+def test_a_hub_that_fails_is_not_a_refused_source_and_not_one_without_metadata(
+    hub: FakeHub, endpoint: str, nth: int
+) -> None:
+    hub.fail(endpoint, Fault(status=520, nth=nth))
+    metadata = json.dumps({"configs": [{"config_name": "default", "data_files": "own.jsonl"}]}).encode()
+    with pytest.raises(HubUnavailable, match="answered 520"):
+        rows(hub, FIVE | {".huggingface.yaml": metadata, "own.jsonl": jsonl(OWN)})
 
 
 def test_a_folder_of_the_same_name_is_not_taken_for_a_dataset(
