@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO, NoReturn, cast
 
 import pyarrow as pa
@@ -269,11 +269,12 @@ _LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/*.metada
 
 
 def _refuse_tables(top: Path, names: Collection[str]) -> None:
-    """Refuse files of a table: rows that it no longer has would be read."""
-    for parent in sorted({parent for name in names for parent in PurePath(name).parents}):
+    """Refuse files of a table, of which `top` may be a part: rows that it no longer has would be read."""
+    folders = {(top / name).parent for name in names}
+    for parent in sorted({parent for folder in folders for parent in (folder, *folder.parents)}):
         for kind, log in _LOGS.items():
-            if any((top / parent).glob(log)):
-                what = f"{(top / parent).name!r} is {kind}'s"
+            if any(parent.glob(log)):
+                what = f"{parent.name!r} is {kind}'s"
                 cure = "write the rows as Parquet elsewhere, or give a glob of files, without '**'"
                 raise _refused(f"{what}, whose files may have rows that the table no longer has", cure)
 

@@ -75,9 +75,10 @@ def test_a_file_that_goes_while_its_folder_is_listed_is_not_called_a_link(
 @pytest.mark.parametrize("log", ["_delta_log/0.json", ".hoodie/0.commit", "metadata/v1.metadata.json"])
 def test_a_table_whose_log_says_which_files_count_is_refused(tmp_path: Path, log: str) -> None:
     (tmp_path / "in" / "table" / log).parent.mkdir(parents=True)
-    for name in ("in/table/old.jsonl", f"in/table/{log}"):
+    (tmp_path / "in" / "table" / "day=1").mkdir()
+    for name in ("in/table/old.jsonl", "in/table/day=1/old.jsonl", f"in/table/{log}"):
         jsonl(tmp_path / name, {"text": "x"})
-    for path in ("in", "in/table", "**/*.jsonl"):
+    for path in ("in", "in/table", "in/table/day=1", "in/table/day=1/**/*.jsonl", "**/*.jsonl"):
         error = refusal(tmp_path, path)
         assert error.detail.startswith("'table' is ") and "glob" in str(error.cure)
     jsonl(tmp_path / "in/b.ndjson", {"text": "x"})
