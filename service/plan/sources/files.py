@@ -82,7 +82,11 @@ class FileRows:
                 names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
                 name.encode()  # the ids of its rows begin with the name
-            rows = replace(self, files={name: next(places(files[name])) for name in names})
+            real = {name: next(places(files[name])) for name in names}
+            if frozen is None:  # a link to another of them, such as latest.jsonl, would be its rows again
+                own = {files[name] for name in names}
+                real = {name: file for name, file in real.items() if file == files[name] or file not in own}
+            rows = replace(self, files=real)
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -140,10 +144,7 @@ class FileRows:
 
 
 def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dict[str, Path]:
-    """Return the file at a source's path, or the files of a folder or glob, by their names below it.
-
-    Raises SourceRefused, and OSError.
-    """
+    """Return a path's file, or a folder's or glob's by their names below. Raises SourceRefused, OSError."""
     path = source.path
     place = next(places(Path(path)))
     if place.is_file():
@@ -270,13 +271,12 @@ _LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/*.metada
 
 def _refuse_tables(top: Path, names: Collection[str]) -> None:
     """Refuse files of a table, of which `top` may be a part: rows that it no longer has would be read."""
-    folders = {(top / name).parent for name in names}
-    for parent in sorted({parent for folder in folders for parent in (folder, *folder.parents)}):
+    for parent in sorted({parent for name in names for parent in (top / name).parents}):
         for kind, log in _LOGS.items():
             if any(parent.glob(log)):
-                what = f"{parent.name!r} is {kind}'s"
+                detail = f"{parent.name!r} is {kind}'s, whose files may have rows that it no longer has"
                 cure = "write the rows as Parquet elsewhere, or give a glob of files, without '**'"
-                raise _refused(f"{what}, whose files may have rows that the table no longer has", cure)
+                raise _refused(detail, cure)
 
 
 def _may_be_read(path: Path) -> bool:
@@ -387,8 +387,7 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
 def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[Read]:
     """Read a batch with a cell that Python cannot represent: only that cell's row is rejected.
 
-    Parquet does not check that strings are UTF-8, its dates exceed Python's range, and its time zones may be
-    unknown here.
+    Strings in Parquet may not be UTF-8, dates beyond Python's range, and time zones unknown here.
     """
     for number in range(batch.num_rows):
         try:

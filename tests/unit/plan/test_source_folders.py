@@ -99,6 +99,18 @@ def test_a_file_in_a_folder_that_is_read_only_in_another_form_is_refused(tmp_pat
     assert len(rows_of(tmp_path, tmp_path / "*.jsonl")) == 1
 
 
+@pytest.mark.parametrize("path", [".", "*/*.jsonl", "*/**/*.jsonl", "**/*.jsonl"])
+def test_a_link_to_a_file_that_is_read_under_its_own_name_does_not_give_its_rows_again(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "day-1").mkdir()
+    jsonl(tmp_path / "day-1" / "a.jsonl", {"text": "x"})
+    (tmp_path / "day-1" / "latest.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "latest").symlink_to("day-1")
+    assert [row.source_id for row in rows_of(tmp_path, path)] == ["day-1/a.jsonl:0"]
+    assert len(rows_of(tmp_path, "latest/latest.jsonl")) == len(rows_of(tmp_path, "latest/l*.jsonl")) == 1
+
+
 @pytest.mark.parametrize("target", ["../out", "all/.hidden"])
 def test_a_link_to_a_folder_that_is_not_read_otherwise_is_refused(tmp_path: Path, target: str) -> None:
     for folder in ("in/all/.hidden", "in/all/0", "out"):
