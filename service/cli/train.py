@@ -25,7 +25,8 @@ def speculators(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Compare every layer that is read with its checksum, as every export does."
+            "--check",
+            help="Hold every index and every layer that is read against its checksum, as every export does.",
         ),
     ] = False,
     live: Annotated[
