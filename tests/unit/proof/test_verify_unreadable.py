@@ -72,13 +72,13 @@ def test_a_name_that_is_not_utf8_is_spelled_out(dataset):
 def test_a_pipe_in_a_manifests_place_is_not_waited_for(dataset):
     (dataset.folder / MANIFEST).unlink()
     os.mkfifo(dataset.folder / MANIFEST)
-    assert f"{MANIFEST}: cannot be read: {MANIFEST} cannot be opened: it is a pipe" in said(dataset.verify())
+    assert f"{MANIFEST}: cannot be opened: it is a pipe" in said(dataset.verify())
 
 
 def test_a_manifest_that_links_to_itself_is_named(dataset):
     (dataset.folder / MANIFEST).unlink()
     (dataset.folder / MANIFEST).symlink_to(Path(MANIFEST).name)
-    assert f"{MANIFEST}: cannot be read: {MANIFEST} cannot be opened: Too many" in said(dataset.verify())
+    assert f"{MANIFEST}: cannot be opened: Too many" in said(dataset.verify())
 
 
 def test_folders_that_are_links_are_read(dataset, tmp_path, monkeypatch):
