@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset.manifest import body_sha256
+from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.names import frozen_source_path, job_id_from_content, shown_model
 from schemas.request import ExtractRequest
@@ -134,6 +135,7 @@ def test_a_complete_folder_is_what_its_manifest_says_and_not_what_its_job_is_cal
     (manifest,) = (out / "manifests").glob("*.json")
     fingerprint = made.identity.source_fingerprint
     body = json.loads(manifest.read_text().replace(fingerprint, f"{fingerprint[:-4]}0000"))
+    body["identity_sha256"] = Identity.model_validate(body["provenance"]["identity"]).sha256()
     manifest.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
     assert extract(folder / "job.json", out).returncode == 2
 
