@@ -7,7 +7,8 @@ is abandoned; its successor elsewhere has another epoch and another folder.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -78,6 +79,8 @@ class Capture:
         """The job of the unit leased last: the next unit of the same job needs no other engine."""
         self.rested = False
         """Whether this worker ended while it refused units of a model on which its engine dies."""
+        self._thread = ThreadPoolExecutor(1, "capture")
+        """For heartbeats and giving back: proofs on a slow disk may hold all of the loop's own threads."""
         self.stop = asyncio.Event()
         self._at_once = asyncio.Event()
         self._room = asyncio.Event()
@@ -117,6 +120,7 @@ class Capture:
                 try:
                     await self._give_back()
                 finally:
+                    self._thread.shutdown(wait=False)
                     await self._engine.stop()
 
     async def _beat(self, ended: asyncio.Event) -> None:
@@ -134,7 +138,7 @@ class Capture:
                     waits=self._waits,
                 )
                 said = beat if self._captures else partial(workers.seen, host=host)
-                await asyncio.to_thread(self._store.write, said)
+                await self._in_own_thread(self._store.write, said)
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
             pause_s = min(self._settings.lease_s, GAP_S) / BEATS
@@ -144,8 +148,11 @@ class Capture:
     async def _known_host(self) -> int:
         """Return the number of this worker's host. Raises what `host_of` raises."""
         if self._host is None:
-            self._host = await asyncio.to_thread(host_of, self._store, self._settings)
+            self._host = await self._in_own_thread(host_of, self._store, self._settings)
         return self._host
+
+    async def _in_own_thread(self, call: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [unit.task for unit in self._units.values() if unit.task is not None]
@@ -376,7 +383,7 @@ class Capture:
         for unit in held:
             self._let_go(unit)
         try:
-            await asyncio.to_thread(self._store.write, tasks.release_owner, self._owner)
-            self.rested = await asyncio.to_thread(self._store.write, workers.leave, self._owner)
+            await self._in_own_thread(self._store.write, tasks.release_owner, self._owner)
+            self.rested = await self._in_own_thread(self._store.write, workers.leave, self._owner)
         except STORE_AWAY as error:
             logger.warning("the units run out: %s", error)

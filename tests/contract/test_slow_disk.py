@@ -1,8 +1,10 @@
 """A disk that is slower than the engine delays a job, and nothing is taken for lost meanwhile."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,11 +12,16 @@ import pytest
 
 from schemas.dataset.framing import Page, ShardFile
 from schemas.job import JobState
+from schemas.worker import Role
 from service.capture import receipt_errors
 from service.capture.link import Receipt
 from service.errors import EngineStuck
+from service.settings import Settings
+from service.store import Store, migration, workers
 from tests.support.jobs import Shop, request
 from tests.support.plans import random_ids
+from tests.support.roles import Capture
+from tests.support.waiting import until
 from tests.unit.capture.test_link import LOAD
 
 ROWS, ROW_TOKENS, ROW_S = 30, 200, 0.4
@@ -62,3 +69,26 @@ def test_rows_of_a_rank_are_taken_for_lost_by_what_leaves_that_rank(
 
     with pytest.raises(EngineStuck) if is_lost else nullcontext():
         assert asyncio.run(receipt_errors.in_time(receipts(), 0.2)) == ()
+
+
+def test_proofs_that_hold_every_thread_delay_no_heartbeat_and_no_end(tmp_path: Path) -> None:
+    """A host that seems away gives up no other one, and a lease that is not given back is a death."""
+    disk, settings = threading.Event(), Settings(data_dir=tmp_path, roles=tuple(set(Role) - {Role.CAPTURE}))
+    store = Store(settings.database())
+    store.write(migration.migrate)
+    capture = Capture(store, settings, "worker")
+
+    async def beat() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        proof = asyncio.create_task(asyncio.to_thread(disk.wait))
+        running = asyncio.create_task(capture.run())
+        try:
+            await until(lambda: store.read(workers.home_since) is not None, patience_s=10)
+            capture.stop.set()
+            await asyncio.wait_for(running, 10)
+        finally:
+            disk.set()
+        await proof
+
+    asyncio.run(beat())
+    store.close()
