@@ -1,6 +1,5 @@
 """Settings: environment variables with the prefix `QUARRY_`, secrets from files."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -10,16 +9,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_core import to_json
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from schemas.keys import EVERY_NAMESPACE, Grants
 from schemas.names import MAX_RANKS
 from schemas.worker import AT_HOME, Role
+from service.environment import PREFIX, Environment, refuse_misspelt
 from service.errors import HubDenied, OptionRefused
 from service.logs import log_to_stderr
-
-PREFIX = "QUARRY_"
-"""How the names of settings begin in the environment."""
 
 
 class Settings(BaseSettings):
@@ -204,6 +201,17 @@ class Settings(BaseSettings):
 
     _is_narrowed: bool = PrivateAttr(default=False)
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: object,
+        **__: object,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read what is given, then the environment."""
+        return init_settings, Environment(settings_cls)
+
     @field_validator("roles")
     @classmethod
     def _what_is_captured_leaves(cls, roles: tuple[Role, ...]) -> tuple[Role, ...]:
@@ -357,7 +365,7 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
         detail, field = ("its value is not JSON", named[1]) if named else (str(error), None)
         cure = """lists and objects in QUARRY_ variables are JSON, such as '["/data"]'"""
         raise OptionRefused(detail, field=field, cure=cure) from error
-    _refuse_misspelt()
+    refuse_misspelt(Settings.model_fields)
     if settings.out_dir is not None:
         cure = "unset QUARRY_OUT_DIR; `quarry extract --out` names the folder of one job"
         raise OptionRefused("the jobs of a service cannot share a folder", field="out_dir", cure=cure)
@@ -365,18 +373,6 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
     for name in [name for name in os.environ if name.upper() in secret]:
         del os.environ[name]
     return settings
-
-
-def _refuse_misspelt() -> None:
-    """Refuse a variable that is nearly a setting: without the one that was meant, more may be allowed."""
-    known = {name.upper() for name in Settings.model_fields}
-    for variable in os.environ:
-        name = variable.upper().removeprefix(PREFIX)
-        if name in known or not variable.upper().startswith(PREFIX):
-            continue
-        for near in difflib.get_close_matches(name, known, n=1, cutoff=0.85):
-            cure = f"did you mean {PREFIX}{near}?"
-            raise OptionRefused(f"there is no setting {variable}", field=variable, cure=cure)
 
 
 def _inside(allowed: Iterable[str], roots: Iterable[Path]) -> tuple[Path, ...]:

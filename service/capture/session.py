@@ -15,9 +15,10 @@ from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
+from service.environment import PREFIX
 from service.errors import EngineDied, EngineRefused, IdentityChanged, RequestError
 from service.plan.target import fetch_weights, planned_target
-from service.settings import PREFIX, Settings
+from service.settings import Settings
 from service.store import HOME, UnitLease
 from service.work.meters import ENGINE, LOADS
 

@@ -10,8 +10,9 @@ from pydantic_core import from_json
 
 from schemas.request import ExtractRequest, Part
 from schemas.source import FileSource, MixSource
-from service.control.request_body import ONE_OF_THEM, check_fields, clipped, parse_body
+from service.control.request_body import parse_body
 from service.errors import OptionRefused, RequestError
+from service.repeated_fields import ONE_OF_THEM, check_fields, clipped
 from service.settings import Settings
 
 MAX_FILE_BYTES = 1 << 30
