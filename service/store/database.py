@@ -175,6 +175,13 @@ def _checked(url: str) -> URL:
     if parsed.drivername not in DRIVERS or (parsed.drivername == "sqlite" and in_memory):
         detail = f"{parsed.drivername!r} without a file or server is not a durable database that Quarry knows"
         raise OptionRefused(detail, field="database_url", cure=URLS)
+    if parsed.drivername == "sqlite" and "?" in url:
+        # Quarry sets what it needs; others move the file into memory, or end its name.
+        detail = "an SQLite URL has no options behind '?', and no '?' in its path"
+        raise OptionRefused(detail, field="database_url", cure=f"leave them out; {URLS}")
+    if any(isinstance(given, tuple) and name not in ("host", "port") for name, given in parsed.query.items()):
+        detail = "the database URL has an option behind '?' twice"
+        raise OptionRefused(detail, field="database_url", cure="leave out all but one")
     if parsed.drivername != "sqlite" and not parsed.query.keys() <= LIBPQ_OPTIONS:
         # Not quoted: it may be of a password that has a '?'.
         detail = "the database URL has an option behind '?' that libpq does not know"
@@ -234,8 +241,7 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
             hide_parameters=True,
         )
         event.listen(engine, "connect", _prepare_postgresql)
-        if read_only:
-            event.listen(engine, "do_connect", _connect_to_look)
+        event.listen(engine, "do_connect", _connect_to_look if read_only else _connect)
         return engine.execution_options(postgresql_readonly=read_only)
     if read_only:
         file = Path(str(url.database)).absolute()
@@ -251,16 +257,29 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
     return engine
 
 
+def _connect(
+    dialect: Dialect, entry: ConnectionPoolEntry, given: Sequence[Any], named: Mapping[str, Any]
+) -> DBAPIConnection:
+    """Connect to PostgreSQL. Raises OptionRefused if the driver can make nothing of the URL."""
+    try:
+        return dialect.connect(*given, **named)
+    except psycopg.ProgrammingError as error:  # of a value; psycopg names its option
+        detail = f"the database URL cannot be used: {error}"
+        raise OptionRefused(detail, field="database_url", cure="fix the value of that option") from None
+    except ValueError:  # of a server's or user's name that cannot be encoded
+        raise _unreadable() from None
+
+
 def _connect_to_look(
     dialect: Dialect, entry: ConnectionPoolEntry, given: Sequence[Any], named: Mapping[str, Any]
 ) -> DBAPIConnection:
     """Connect to the server that a service would; if none takes writes, to one that can be asked why."""
     try:
-        return dialect.connect(*given, **named)
+        return _connect(dialect, entry, given, named)
     except psycopg.errors.ConnectionTimeout:
         raise
     except psycopg.OperationalError:
-        return dialect.connect(*given, **dict(named) | {"target_session_attrs": "any"})
+        return _connect(dialect, entry, given, dict(named) | {"target_session_attrs": "any"})
 
 
 def _prepare_postgresql(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:

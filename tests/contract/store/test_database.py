@@ -1,7 +1,7 @@
 """What the databases are told: durability, foreign keys, migrations at once; and their errors as ours."""
 
 import multiprocessing
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -201,7 +201,6 @@ def test_a_database_that_could_lose_a_job_is_refused_by_name(given: str) -> None
         "postgresql://me:one@se:cret@host/name",
         "postgresql://me@/name?host=one:1&host=two:x",
         "postgresql://me@/name?host=one,two&port=1,2,3",
-        "sqlite:////no/such/quarry.db?timeout=secret",
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_and_nothing_of_it_quoted(given: str) -> None:
@@ -217,6 +216,33 @@ def test_an_option_that_is_not_of_libpq_is_refused(option: str) -> None:
         Store(f"postgresql://me@host/name?{option}")
     assert "xxx" not in str(refused.value.problem())
     Store("postgresql://me@/name?host=one:1&host=two:2&sslmode=require&options=-cwork_mem%3D8MB").close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("postgresql://me@127.0.0.1:1/name?connect_timeout=abc", "bad value for connect_timeout"),
+        ("postgresql://me@127.0.0.1:1/name?sslmode=disable&sslmode=require", "twice"),
+        (f"postgresql://me@{'h' * 300}:1/name", "cannot be read"),
+        ("postgresql://me@one..two:1/name", "cannot be read"),
+        ("postgresql://m\udce9@127.0.0.1:1/name", "cannot be read"),
+        ("sqlite:////no/such/quarry.db?timeout=abc", "no options"),
+        ("sqlite:////no/such/quarry.db?timeout=1&timeout=2", "no options"),
+        ("sqlite:////no/such/quarry.db?mode=memory&uri=true", "no options"),
+        ("sqlite:////no/such/what?/quarry.db", "no options"),
+    ],
+)
+def test_a_url_of_which_the_driver_can_make_nothing_is_refused(
+    given: str, said: str, read_only: bool
+) -> None:
+    """The driver reads some of it only when it connects."""
+    with (
+        pytest.raises(OptionRefused, match=said) as refused,
+        closing(Store(given, read_only=read_only)) as it,
+    ):
+        it.read(migration.is_new)
+    assert refused.value.field == "database_url" and refused.value.cure
 
 
 def test_the_folder_of_a_new_database_is_made(tmp_path: Path) -> None:
