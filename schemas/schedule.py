@@ -7,7 +7,7 @@ from pydantic import AfterValidator, AwareDatetime, Field
 
 from schemas.base import OpenEnum, Wire
 from schemas.calendar import Calendar
-from schemas.job import JobState
+from schemas.job import JobState, Problem
 from schemas.names import JobId, ScheduleName
 from schemas.request import ExtractRequest
 from schemas.source import MAX_INLINE_SAMPLES, Sample
@@ -176,10 +176,19 @@ class ScheduleView(ScheduleRules):
     created_at: datetime
 
 
+class UnreadableSchedule(Wire):
+    """A schedule whose stored rules are damaged, or of a later version. It makes no job."""
+
+    name: ScheduleName
+    owner: str | None = None
+    problem: Problem
+
+
 class SchedulePage(Wire):
     """Schedules by name; `next_after` is null on the last page."""
 
     schedules: tuple[ScheduleView, ...]
+    unreadable: tuple[UnreadableSchedule, ...] = ()
     next_after: str | None = None
 
 

@@ -24,6 +24,7 @@ from service.cli.console import (
 )
 from service.cli.job_file import json_in, read_document
 from service.cli.server import SERVER, Quarry
+from service.client import ProblemReceived
 from service.control.request_body import parse_body
 from service.errors import OptionRefused, RequestError
 from service.visible import one_line
@@ -54,15 +55,23 @@ def add(
 @app.command("list")
 def list_schedules(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """List schedules by name."""
-    _show(quarry.schedules(), as_json)
+    listed, problem = _listed(quarry)
+    if listed or problem is None:
+        _show(listed, as_json)
+    if problem is not None:
+        raise problem
 
 
 @app.command()
 def check(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """Print the schedules that are failing; the exit code is 3 if there are any."""
-    failing = [schedule for schedule in quarry.schedules() if schedule.failing]
+    listed, problem = _listed(quarry)
+    failing = [schedule for schedule in listed if schedule.failing]
     if failing:
         _show(failing, as_json)
+    if problem is not None:
+        raise problem
+    if failing:
         raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
@@ -163,6 +172,16 @@ def _batches(file: Path) -> Iterator[list[Sample]]:
                 batch, num_bytes = [], 0
     if batch:
         yield batch
+
+
+def _listed(quarry: Quarry) -> tuple[list[ScheduleView], ProblemReceived | None]:
+    """Return the schedules, up to the page with one that cannot be read, and the problem that ended it."""
+    listed: list[ScheduleView] = []
+    try:
+        listed += quarry.schedules()
+    except ProblemReceived as error:
+        return listed, error
+    return listed, None
 
 
 def _show(schedules: Iterable[ScheduleView], as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -71,9 +71,9 @@ class Pages(Generic[Item]):
 
     first: Call[Any]
     option: str
-    of_page: Callable[[Any], tuple[Sequence[Item], object]]
+    of_page: Callable[[Any], tuple[Iterable[Item], object]]
 
-    def turned(self, call: Call[Any], page: Wire) -> tuple[Sequence[Item], Call[Any] | None]:
+    def turned(self, call: Call[Any], page: Wire) -> tuple[Iterable[Item], Call[Any] | None]:
         """Return the items of the page that answered `call`, and the call of the next one."""
         items, following = self.of_page(page)
         before = call.options.get("params", {})
@@ -121,11 +121,17 @@ def _route(
 
 
 def _list(
-    path: str, page: type[Page], option: str, of_page: Callable[[Page], tuple[Sequence[Item], object]]
+    path: str, page: type[Page], option: str, of_page: Callable[[Page], tuple[Iterable[Item], object]]
 ) -> Callable[[_Described[P]], _Method[P, Iterator[Item], AsyncIterator[Item]]]:
     """Make a method that lists the items of all pages. `of_page` returns a page's, and the next `option`."""
     listing = Call("GET", path, _of(page), {})
     return _method(listing, lambda client, call: client.items(Pages(call, option, of_page)))
+
+
+def _readable(page: SchedulePage) -> Iterator[ScheduleView]:
+    yield from page.schedules
+    for one in page.unreadable:
+        raise ProblemReceived(one.problem)
 
 
 def _method(template: Call[Any], do: Callable[[Any, Call[Any]], object]) -> Callable[[Any], Any]:
@@ -292,9 +298,9 @@ class Routes:
     def webhook_secret(self) -> None:
         """Return the secret that signs the webhooks of the caller's jobs."""
 
-    @_list("/schedules", SchedulePage, "after", lambda page: (page.schedules, page.next_after))
+    @_list("/schedules", SchedulePage, "after", lambda page: (_readable(page), page.next_after))
     def schedules(self) -> Sent:
-        """List schedules by name."""
+        """List schedules by name; behind those of a page, raises ProblemReceived for an unreadable one."""
         return {"params": {"limit": 200}}
 
     @_route("GET", "/schedules/{name}", _of(ScheduleView))

@@ -8,10 +8,11 @@ from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules
 from schemas.source import PostedSource
 from service.control.request_body import CheckedSamples, parse_body
 from service.control.submit import ALONE, check, check_room
-from service.errors import STORE_AWAY, Conflict, DiskFull, internal_error
+from service.errors import STORE_AWAY, Conflict, DiskFull, QuarryError, internal_error
 from service.plan import posted
 from service.settings import Settings
 from service.store import Store, keys, schedules, spools
+from service.store.schedule_rows import Which
 from service.work.keeper import Keeper
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def preview(
 def change(
     store: Store,
     settings: Settings,
-    which: schedules.Which,
+    which: Which,
     changed: ScheduleChange,
     turn: AbstractContextManager[None] = ALONE,
 ) -> ScheduleView:
@@ -86,7 +87,7 @@ def post_samples(store: Store, settings: Settings, schedule: int, samples: Check
     posted.keep(settings, schedule, samples.lines)
 
 
-def remove(store: Store, settings: Settings, which: schedules.Which) -> None:
+def remove(store: Store, settings: Settings, which: Which) -> None:
     """Delete a schedule and the samples that wait for its next job; its jobs stay.
 
     Raises NotFound, WriteFailed.
@@ -95,7 +96,7 @@ def remove(store: Store, settings: Settings, which: schedules.Which) -> None:
     posted.remove_gone(store, settings)
 
 
-def run_now(store: Store, settings: Settings, which: schedules.Which) -> RunView:
+def run_now(store: Store, settings: Settings, which: Which) -> RunView:
     """Make a job of a schedule outside its slots; if a quota or key refuses it, that is the run's outcome.
 
     Raises NotFound, Conflict, DiskFull.
@@ -128,7 +129,8 @@ def submit_due(store: Store, settings: Settings) -> int:
         except Exception as error:
             # Supervisor: one schedule's bug must not hold up the others.
             logger.exception("schedule %s", name)
-            store.write(schedules.set_aside, name, f"the schedule is paused: {internal_error(error)}")
+            why = error if isinstance(error, QuarryError) else internal_error(error)
+            store.write(schedules.set_aside, name, f"the schedule is paused: {why}")
     return decided
 
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
-from sqlalchemy import Select, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -28,6 +27,7 @@ from schemas.schedule import (
     ScheduleRules,
     ScheduleState,
     ScheduleView,
+    UnreadableSchedule,
 )
 from schemas.source import PostedSource
 from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError, QuotaExceeded
@@ -35,6 +35,7 @@ from service.store import captured_samples, jobs, keys, runs, spools
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.migration import check_behind_lock, check_write
+from service.store.schedule_rows import Which, row_of
 from service.store.schedule_tables import CAPTURED_SAMPLES, DELETED_SCHEDULE, RUN, SCHEDULE, SCHEDULE_REQUEST
 from service.store.stopping import stop
 from service.store.tables import JOB
@@ -44,9 +45,6 @@ from service.store.values import NewJob
 SLOTS_SHOWN = 5
 MAX_OF_OWNER = 1000
 """Maximum number of schedules of a key's owner: no quota counts their requests, of up to 2 MiB each."""
-
-Which = int | str
-"""A schedule's number, which is never reused, or its name, which another schedule may take at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ def remove(tx: Transaction, which: Which) -> None:
     Its jobs stay, and continue if their samples were already chosen. Its rules are not read: one whose rules
     are damaged can be deleted.
     """
-    number = _one(tx, select(SCHEDULE.c.number).with_for_update(), which)["number"]
+    number = row_of(tx, select(SCHEDULE.c.number).with_for_update(), which)["number"]
     check_behind_lock(tx)
     # Locked: a concurrent commit either comes first, and what it adds is deleted, or sees no schedule.
     of_it = or_(JOB.c.schedule == number, JOB.c.spool == number)
@@ -238,8 +236,8 @@ def run_now(tx: Transaction, which: Which) -> RunView:
 
 
 def schedule_view(tx: Transaction, which: Which) -> ScheduleView:
-    """Return the API's view of a schedule. Raises NotFound."""
-    return _view(tx, _one(tx, select(SCHEDULE), which))
+    """Return the API's view of a schedule. Raises NotFound; QuarryError if its rules cannot be read."""
+    return _view(tx, row_of(tx, select(SCHEDULE), which))
 
 
 def numbered(tx: Transaction, which: Which) -> tuple[int, str | None]:
@@ -247,18 +245,27 @@ def numbered(tx: Transaction, which: Which) -> tuple[int, str | None]:
 
     Raises NotFound.
     """
-    row = _one(tx, select(SCHEDULE.c.number, SCHEDULE.c.owner), which)
+    row = row_of(tx, select(SCHEDULE.c.number, SCHEDULE.c.owner), which)
     return row["number"], row["owner"]
 
 
 def page(
     tx: Transaction, *, owner: str | None = None, after: str = "", limit: int = 50
-) -> list[ScheduleView]:
+) -> list[ScheduleView | UnreadableSchedule]:
     """Return schedules whose names sort after `after`, by name, of one owner if one is given."""
-    query = select(SCHEDULE).where(SCHEDULE.c.name > after).order_by(SCHEDULE.c.name).limit(limit)
+    columns = SCHEDULE.c.number, SCHEDULE.c.name, SCHEDULE.c.owner
+    query = select(*columns).where(SCHEDULE.c.name > after).order_by(SCHEDULE.c.name).limit(limit)
     if owner is not None:
         query = query.where(SCHEDULE.c.owner == owner)
-    return [_view(tx, row) for row in tx.connection.execute(query).mappings().all()]
+    found: list[ScheduleView | UnreadableSchedule] = []
+    for number, name, of in tx.connection.execute(query).all():
+        try:
+            found.append(schedule_view(tx, number))
+        except NotFound:
+            continue  # deleted since
+        except QuarryError as error:
+            found.append(UnreadableSchedule(name=name, owner=of, problem=error.problem()))
+    return found
 
 
 def health(tx: Transaction) -> list[tuple[str, datetime, bool]]:
@@ -283,26 +290,17 @@ def name_of(tx: Transaction, job_id: str) -> str | None:
 
 def request_json(tx: Transaction, which: Which) -> str:
     """Return the request from which a schedule's jobs are made. Raises NotFound."""
-    return str(_one(tx, select(SCHEDULE_REQUEST.c.body).join(SCHEDULE), which)["body"])
+    return str(row_of(tx, select(SCHEDULE_REQUEST.c.body).join(SCHEDULE), which)["body"])
 
 
 def past(tx: Transaction, which: Which, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first. Raises NotFound."""
-    number = _one(tx, select(SCHEDULE.c.number), which)["number"]
+    number = row_of(tx, select(SCHEDULE.c.number), which)["number"]
     return runs.page(tx, number, before=before, limit=limit)
 
 
-def _one(tx: Transaction, query: Select[Any], which: Which) -> RowMapping:
-    """Return the one row that a query finds for a schedule. Raises NotFound."""
-    is_it = SCHEDULE.c.name == which if isinstance(which, str) else SCHEDULE.c.number == which
-    row = tx.connection.execute(query.where(is_it)).mappings().one_or_none()
-    if row is None:
-        raise unknown(which)
-    return row
-
-
 def _lock(tx: Transaction, which: Which) -> _Schedule:
-    row = _one(tx, select(SCHEDULE).with_for_update(), which)
+    row = row_of(tx, select(SCHEDULE).with_for_update(), which)
     check_behind_lock(tx)
     return _Schedule(**{field: row[field] for field in _Schedule.__slots__})
 
@@ -382,9 +380,3 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
         last_good_at=runs.last_good_at(tx, number),
         failing=runs.is_failing(tx, row),
     )
-
-
-def unknown(which: Which) -> NotFound:
-    """Return the error for a name of no schedule, or of none that the caller may see."""
-    cure = "GET /schedules lists the schedules"
-    return NotFound(f"there is no schedule {which!r}", field="name", cure=cure)

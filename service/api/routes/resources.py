@@ -11,7 +11,7 @@ from service.control.budget import Budget
 from service.control.keys import Caller
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import JobRow, Store, jobs, schedules
+from service.store import JobRow, Store, jobs, schedule_rows, schedules
 
 
 def _of_app(name: str) -> Any:  # noqa: ANN401 - as `Depends`
@@ -73,7 +73,7 @@ def schedule_number(store: StoreOf, asks: CallerOf, name: NameOfSchedule) -> int
     """Return the number of a schedule that the caller may see. Raises NotFound."""
     number, owner = store.read(schedules.numbered, name)
     if not asks.sees(owner):
-        raise schedules.unknown(name)
+        raise schedule_rows.unknown(name)
     return number
 
 

@@ -20,6 +20,7 @@ from schemas.schedule import (
     ScheduleChange,
     SchedulePage,
     ScheduleView,
+    UnreadableSchedule,
 )
 from service.api.auth import caller
 from service.api.json_route import JsonRoute
@@ -118,7 +119,11 @@ async def add_schedule(
 def list_schedules(store: StoreOf, asks: CallerOf, query: Annotated[SchedulesQuery, Query()]) -> SchedulePage:
     """List the caller's schedules (with an admin's key, all) by name, without their requests."""
     page = store.read(schedules.page, owner=asks.sees_only, after=query.after, limit=query.limit)
-    return SchedulePage(schedules=tuple(page), next_after=page[-1].name if len(page) == query.limit else None)
+    return SchedulePage(
+        schedules=tuple(one for one in page if isinstance(one, ScheduleView)),
+        unreadable=tuple(one for one in page if isinstance(one, UnreadableSchedule)),
+        next_after=page[-1].name if len(page) == query.limit else None,
+    )
 
 
 @router.get("/{name}", dependencies=NO_QUERY, responses=problem_responses(404, 422))

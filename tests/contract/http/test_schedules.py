@@ -7,8 +7,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Text, cast, update
 
+from service.cli import schedules as commands
+from service.client import ProblemReceived, Quarry
 from service.settings import Settings
 from service.store import Store, jobs, schedules
 from service.store.schedule_tables import SCHEDULE
@@ -186,3 +188,35 @@ def test_posted_samples_lie_in_the_spool_until_the_schedule_is_deleted(
 @pytest.mark.parametrize("sent", ["{", "[]", '"nightly"'])
 def test_a_body_that_is_no_schedule_is_refused(api: httpx2.Client, sent: str) -> None:
     problem_of(api.post("/schedules", content=sent, headers=JSON), 422)
+
+
+def test_one_whose_rules_cannot_be_read_is_named_beside_the_others(
+    api: httpx2.Client, store: Store, nightly: str, body: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the list, on the page, by the client and the command line, and where it is asked for itself."""
+    assert api.post("/schedules", json=body | {"name": "a-damaged"}).status_code == 201
+    with store.writing() as tx:
+        of_it = update(SCHEDULE).where(SCHEDULE.c.name == "a-damaged")
+        tx.connection.execute(of_it.values(rules=cast('{"cron": 7}', Text)))
+    answer = api.get("/schedules").json()
+    assert [one["name"] for one in answer["schedules"]] == ["nightly"]
+    [damaged] = answer["unreadable"]
+    problem = damaged["problem"]
+    assert damaged["name"] == "a-damaged" and "cron: Input should be a valid string" in problem["detail"]
+    assert "/schedules/a-damaged/request" in problem["cure"]
+
+    shown = api.get("/ui/schedules").text
+    assert "/ui/schedules/nightly" in shown and "cron: Input should be a valid string" in shown
+    with Quarry(str(api.base_url)) as quarry:
+        for command in (commands.list_schedules, commands.check):
+            with pytest.raises(ProblemReceived, match="a-damaged"):
+                command(quarry)
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ["nightly"]
+
+    for asked in (api.get, api.patch, api.post):
+        path = "/schedules/a-damaged" + ("/run" if asked == api.post else "")
+        sent = {"json": {"paused": True}} if asked == api.patch else {}
+        assert "a-damaged" in problem_of(asked(path, **sent), 500).detail
+    assert api.get("/schedules/a-damaged/request").status_code == 200
+    assert api.delete("/schedules/a-damaged").status_code == 204
+    assert api.get("/schedules").json()["unreadable"] == []

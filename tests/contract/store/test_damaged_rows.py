@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Text, cast, update
 
 from schemas.job import JobState
-from schemas.schedule import NewSchedule
+from schemas.schedule import NewSchedule, ScheduleView, UnreadableSchedule
 from schemas.webhook import Webhook
 from service.store import (
     Lease,
@@ -145,6 +145,10 @@ def test_a_schedule_whose_rules_cannot_be_read_keeps_no_other_at_a_wrong_slot(
     assert two_schedules.read(schedules.schedule_view, "two").next_slots[0] < before
 
 
-def test_a_schedule_whose_rules_cannot_be_read_can_be_deleted(two_schedules: Store) -> None:
+def test_a_schedule_whose_rules_cannot_be_read_hides_no_other_and_can_be_deleted(
+    two_schedules: Store,
+) -> None:
+    shown = [(type(one), one.name) for one in two_schedules.read(schedules.page)]
+    assert shown == [(UnreadableSchedule, "one"), (ScheduleView, "two")]
     two_schedules.write(schedules.remove, "one")
     assert [view.name for view in two_schedules.read(schedules.page)] == ["two"]
