@@ -18,6 +18,9 @@ from service.environment import PREFIX, Environment, refuse_misspelt
 from service.errors import HubDenied, OptionRefused
 from service.logs import log_to_stderr
 
+YEAR_S = 31_536_000.0
+"""Most of a time that the database adds to its clock: beyond the year 9999 there is no time."""
+
 
 class Settings(BaseSettings):
     """All settings. One instance is made at start and passed down.
@@ -83,7 +86,7 @@ class Settings(BaseSettings):
 
     `QUARRY_DATA_DIR` is then local scratch space that holds captured units until they are stored.
     """
-    host_lost_s: float = Field(default=1800.0, ge=60.0)
+    host_lost_s: float = Field(default=1800.0, ge=60.0, le=YEAR_S)
     """Silence after which a machine without the data folder is lost: its unstored units run again."""
     scratch_bytes: int | None = Field(default=None, ge=2**20)
     """Limit for shards that wait for their upload (of jobs with `storage.keep_local: false`; of all jobs on
@@ -136,9 +139,9 @@ class Settings(BaseSettings):
     Unset: half of the rank's share of the cores, 2 to 8.
     """
 
-    lease_s: float = Field(default=60.0, ge=1.0)
+    lease_s: float = Field(default=60.0, ge=1.0, le=YEAR_S)
     """How long a silent worker keeps its lease on a unit, plan or repository."""
-    keep_jobs_days: float | None = Field(default=None, ge=0.0)
+    keep_jobs_days: float | None = Field(default=None, ge=0.0, le=36_500.0)
     """Days for which a job is kept after it ends; unset: forever. What it pushed stays on the Hub."""
     delete_old_datasets: bool = False
     """When `keep_jobs_days` are over, delete the job's dataset in the data folder along with the job.
@@ -154,7 +157,7 @@ class Settings(BaseSettings):
 
     The death of an engine does not count as an attempt.
     """
-    engine_rest_s: float = Field(default=3600.0, gt=0)
+    engine_rest_s: float = Field(default=3600.0, gt=0, le=YEAR_S)
     """How long a worker takes no units of a model on which its engine died three times in a row."""
     unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
     """Most samples in a unit."""

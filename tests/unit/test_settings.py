@@ -93,6 +93,16 @@ def test_an_option_that_is_given_twice_is_refused_by_its_setting(monkeypatch: py
     assert refused.value.field == "config.seed"
 
 
+@pytest.mark.parametrize("name", ["lease_s", "host_lost_s", "engine_rest_s", "keep_jobs_days"])
+@pytest.mark.parametrize("given", ["inf", "1e12", "nan"])
+def test_a_time_that_no_clock_reaches_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, given: str):
+    """It ended every heartbeat, or every search for old jobs, in an overflow."""
+    monkeypatch.setenv(f"QUARRY_{name.upper()}", given)
+    with pytest.raises(OptionRefused, match=r"less than or equal|greater than") as refused:
+        load_settings()
+    assert refused.value.field == name
+
+
 @pytest.mark.parametrize("name", ["source_roots", "model_roots"])
 def test_an_empty_folder_is_not_the_current_one(monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setenv(f"QUARRY_{name.upper()}", '["/data", ""]')
