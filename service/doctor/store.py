@@ -3,7 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,7 @@ def database(settings: Settings) -> Iterator[CheckResult]:
             raise StoreUnavailable(f"{nearest} is not a folder", cure="name another place for the database")
         yield CheckResult("database", Verdict.GOOD, f"{missing} is not there: 'quarry serve' will make it")
         return
-    with closing(Store(url, read_only=True)) as store:
+    with closing(Store(url, read_only=True)) as store, _explained():
         with store.reading() as tx:
             asked = datetime.now(UTC)
             now, answered = tx.now, datetime.now(UTC)
@@ -44,6 +44,17 @@ def database(settings: Settings) -> Iterator[CheckResult]:
                 yield CheckResult("database", Verdict.GOOD, "answers, with the tables of this version")
                 yield _workers(hosts.views(tx))
         yield _clock(max(asked - now, now - answered, timedelta()))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    from service.store.database import said_by_driver
+
+    try:
+        yield
+    except StoreUnavailable as error:
+        error.detail += said_by_driver(error)
+        raise
 
 
 def _clock(skew: timedelta) -> CheckResult:

@@ -339,6 +339,12 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailable("every connection to the database is in use", cure="try again") from error
 
 
+def said_by_driver(error: BaseException) -> str:
+    """Return what the driver said, on one line, behind ': '; for the operator alone, as it names servers."""
+    cause = error.__cause__
+    return f": {' '.join(str(cause.orig).split())}" if isinstance(cause, DBAPIError) else ""
+
+
 def _disk_full(error: BaseException | None) -> bool:
     if isinstance(error, sqlite3.OperationalError):
         return error.sqlite_errorcode == sqlite3.SQLITE_FULL

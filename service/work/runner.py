@@ -18,6 +18,7 @@ from service.errors import (
 )
 from service.logs import working_on
 from service.store import Lease, Store, jobs, migration, tasks
+from service.store.database import said_by_driver
 from service.work.keeper import Keeper, Kept, Stopped
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:
         except VersionRefused:
             raise
         except STORE_AWAY as error:
-            logger.warning("waiting for the database: %s", error)
+            logger.warning("waiting for the database: %s%s", error, said_by_driver(error))
         time.sleep(RECORD_S)
 
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from service.errors import StoreUnavailable
 from service.settings import Settings
 from service.store import Store, hosts, migration, workers
 from service.store.database import CLOCKS, missing_file
+from service.work.runner import migrate
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Fault, Token
 from tests.support.pg import Postgres
@@ -104,6 +106,17 @@ def test_another_versions_database_is_bad(settings: Settings, served: Store) -> 
 def test_a_file_that_is_no_database_is_bad(tmp_path: Path) -> None:
     (tmp_path / "quarry.db").write_bytes(b"not a database" * 100)
     assert verdicts(Settings(data_dir=tmp_path)) == {"database": BAD}
+
+
+def test_why_a_database_does_not_answer_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By `quarry doctor`, and by what waits for it at its start."""
+    url = "postgresql://me@127.0.0.1:1/name?sslmode=foo"
+    (one,) = found(Settings(data_dir=tmp_path, database_url=SecretStr(url)))
+    assert one.verdict is BAD and 'invalid sslmode value: "foo"' in one.detail
+    answers = iter([False, True])
+    with closing(Store(url)) as store:
+        migrate(store, lambda: next(answers))
+    assert 'invalid sslmode value: "foo"' in caplog.text
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(0, GOOD), (3, DOUBTFUL), (-3, DOUBTFUL)])
