@@ -7,6 +7,8 @@ from pydantic import BaseModel
 from sqlalchemy import DateTime, Dialect, Enum, Text
 from sqlalchemy.types import TypeDecorator
 
+from schemas.base import Wire
+
 
 class Document(TypeDecorator[BaseModel]):
     """A pydantic value as JSON. Text, since JSONB rejects the NUL characters that samples may contain."""
@@ -25,6 +27,23 @@ class Document(TypeDecorator[BaseModel]):
     def process_result_value(self, value: str | None, dialect: Dialect) -> BaseModel | None:
         """Return the value, validated again."""
         return None if value is None else self.model.model_validate_json(value)
+
+
+class ShownDocument(Document):
+    """A document that is only shown. What a later version adds to it is left out, as by an older client.
+
+    Its writer may be a newer worker on the same tables, or this service before a return to this version.
+    """
+
+    cache_ok = True
+
+    def __init__(self, model: type[Wire]) -> None:
+        super().__init__(model)
+        self.model: type[Wire] = model
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Wire | None:
+        """Return the value, validated again."""
+        return None if value is None else self.model.answered(value.encode())
 
 
 class UtcTime(TypeDecorator[datetime]):

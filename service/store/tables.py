@@ -32,7 +32,7 @@ from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
 from schemas.keys import Grants
 from schemas.worker import WorkerStatus
-from service.store.column_types import Document, UtcTime, states
+from service.store.column_types import Document, ShownDocument, UtcTime, states
 from service.store.values import LoneDeaths, TaskKind, TaskState
 
 METADATA = MetaData()
@@ -78,7 +78,7 @@ JOB = Table(
         Column(name, Boolean if name == "plan_done" else BigInteger, nullable=False)
         for name in Progress.model_fields
     ),
-    Column("problem", Document(Problem)),
+    Column("problem", ShownDocument(Problem)),
     Column("identity", Document(Identity)),
     # The identity's digest of the model, by which workers rest from a model.
     Column("model_sha256", String(64)),
@@ -164,7 +164,7 @@ TASK = Table(
     # The time of its last lease.
     Column("leased_at", UtcTime),
     Column("not_before", UtcTime),
-    Column("problem", Document(Problem)),
+    Column("problem", ShownDocument(Problem)),
     Column("lone_deaths", Document(LoneDeaths)),
     Index("task_by_state", "job_id", "kind", "state", "item"),
     Index("task_by_owner", "owner"),
@@ -211,7 +211,7 @@ WORKER = Table(
     Column("host", BigInteger, nullable=False),
     Column("pid", BigInteger, nullable=False),
     Column("alive_until", UtcTime, nullable=False),
-    Column("status", Document(WorkerStatus), nullable=False),
+    Column("status", ShownDocument(WorkerStatus), nullable=False),
     # Why it takes no units of jobs whose shards are removed once stored.
     Column("waits", Text),
 )
@@ -227,7 +227,7 @@ SICKNESS = Table(
     Column("model", Text, nullable=False),
     Column("job_id", String(32), nullable=False),
     Column("deaths", Integer, nullable=False),
-    Column("problem", Document(Problem), nullable=False),
+    Column("problem", ShownDocument(Problem), nullable=False),
     # The worker takes no unit of the model before this time.
     Column("until", UtcTime, nullable=False),
 )
@@ -294,7 +294,7 @@ REJECT = Table(
     Column("turn", Integer, primary_key=True, autoincrement=False),
     # Null if rejected while planning, and so never a sample of a unit.
     Column("unit", Integer),
-    Column("entry", Document(RejectView), nullable=False),
+    Column("entry", ShownDocument(RejectView), nullable=False),
 )
 
 EVENT = Table(
@@ -302,7 +302,7 @@ EVENT = Table(
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("id", BigInteger, primary_key=True, autoincrement=False),
-    Column("entry", Document(Event), nullable=False),
+    Column("entry", ShownDocument(Event), nullable=False),
 )
 
 # The readers of a job whose shards are removed once all have read them: each one's place and last sign of

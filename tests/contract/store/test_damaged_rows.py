@@ -4,16 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Text, cast, update
+from sqlalchemy import Text, cast, func, update
 
 from schemas.job import JobState
 from schemas.schedule import NewSchedule, ScheduleView, UnreadableSchedule
 from schemas.webhook import Webhook
+from schemas.worker import WorkerStatus
 from service.store import (
     Lease,
     NewJob,
     Store,
     deletion,
+    hosts,
     jobs,
     plans,
     publishing,
@@ -21,12 +23,16 @@ from service.store import (
     tasks,
     units,
     webhooks,
+    workers,
 )
 from service.store.clock import set_slots_right
 from service.store.schedule_tables import SCHEDULE
-from service.store.tables import EVENT, JOB
+from service.store.stopping import stop
+from service.store.tables import EVENT, JOB, WORKER
+from service.store.transitions import lock_job
 from tests.support.store_cases import (
     OWNER,
+    PROBLEM,
     TTL_S,
     Clock,
     a_request,
@@ -109,6 +115,26 @@ def test_a_report_whose_event_cannot_be_read_holds_up_no_other(
     lease = webhooks.lease(store, "worker-2", TTL_S)
     assert lease is not None and lease.job_id == SECOND
     assert store.read(jobs.state, FIRST) is JobState.CANCELLED
+
+
+def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, database: Store) -> None:
+    """1. A newer worker is there, on the same tables. 2. It blocks a job. 3. All is shown by this version."""
+    submit(store)
+    with store.writing() as tx:
+        hosts.register(tx, "a" * 32, "node", is_home=True)
+        workers.beat(tx, OWNER, TTL_S, status=WorkerStatus(version="9.9"))
+        stop(tx, lock_job(tx, FIRST), JobState.BLOCKED, PROBLEM)
+    for column in WORKER.c.status, JOB.c.problem, EVENT.c.entry:
+        with database.writing() as tx:
+            newer = func.replace(cast(column, Text), "{", '{"new": 1, ', type_=Text)
+            tx.connection.execute(update(column.table).values({column: newer}))
+    with database.writing() as tx:
+        role = func.replace(cast(WORKER.c.status, Text), '"roles":[', '"roles":["new"', type_=Text)
+        tx.connection.execute(update(WORKER).values(status=role))
+    [host] = store.read(hosts.views)
+    assert [(one.version, one.roles) for one in host.workers] == [("9.9", ("new",))]
+    assert store.read(jobs.job, FIRST).problem == PROBLEM
+    assert store.read(jobs.events, FIRST, after=0)[-1].problem == PROBLEM
 
 
 @pytest.fixture
