@@ -21,6 +21,7 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
+from schemas.identity import Identity
 from schemas.names import canary_unit
 from schemas.receipts import UnitSealed
 from schemas.request import Dtype
@@ -33,7 +34,7 @@ from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.memory import available_bytes
 from service.plan.unit_plan import packed
 from service.plan.units import PlannedSample
-from service.proof.canary import States, canary_prompts, judge, judge_by_noise
+from service.proof.canary import JUDGED_TOKENS, States, canary_prompts, judge, judge_by_noise
 from service.proof.head import Head
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
@@ -76,7 +77,7 @@ class Canary:
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
-        prompts = canary_prompts(head.vocab_size, spec.max_model_len - 1)
+        prompts = prompts_for(self._lease.identity, spec, head)
         if max_bytes is None:
             max_bytes = available_bytes() // _EARLY_SHARE
         self._begin(spec, prompts, max_bytes)
@@ -94,7 +95,7 @@ class Canary:
         Raises StatesWrong naming the layer, EngineRefused if there is no reference, EngineDied, WriteFailed.
         """
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
-        prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
+        prompts = prompts_for(identity, session.spec, session.head)
         reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
         captured = await capture_prompts(self._lease, self._settings, session, prompts)
         if not all(captured):
@@ -139,6 +140,7 @@ class Canary:
             dtype or self._lease.identity.dtype,
             max_bytes=max_bytes,
             timeout_s=self._settings.engine_start_timeout_s,
+            last_tokens=JUDGED_TOKENS,
         )
         self._reference = asyncio.create_task(run)
         return self._reference
@@ -164,10 +166,17 @@ class Canary:
                 raise wrong from error
 
 
+def prompts_for(identity: Identity, spec: EngineSpec, head: Head) -> list[list[int]]:
+    """Return the canary's prompts of a job on an engine, which samples one token more."""
+    return canary_prompts(head.vocab_size, min(canaries.canary_tokens(identity), spec.max_model_len - 1))
+
+
 async def capture_prompts(
     lease: UnitLease, settings: Settings, session: EngineSession, prompts: Sequence[Sequence[int]]
 ) -> States:
     """Capture `prompts` beside a unit, as one of their own; return their states, none where not finite.
+
+    Of a longer prompt, those of its last `JUDGED_TOKENS` tokens.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
@@ -215,7 +224,10 @@ def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> Sta
             with open_shard(folder / receipt.file) as shard:
                 for place, row in enumerate(receipt.rows):
                     layer_ids = shard.provenance.identity.layer_ids
-                    states[row] = {layer_id: read_states(shard, place, layer_id) for layer_id in layer_ids}
+                    states[row] = {
+                        layer_id: read_states(shard, place, layer_id)[-JUDGED_TOKENS:]
+                        for layer_id in layer_ids
+                    }
         except (DatasetError, OSError) as error:
             raise WriteFailed(f"the canary's file cannot be read back: {error}") from error
     return states

@@ -46,6 +46,7 @@ class _Rope(BaseModel):
     rope_type: str | None = None
     type: str | None = None
     factor: float | None = Field(default=None, strict=True, ge=1, lt=2**31, allow_inf_nan=False)
+    original_max_position_embeddings: int | float | None = None
 
 
 ROPE = TypeAdapter[_Rope](_Rope)

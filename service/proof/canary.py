@@ -49,12 +49,15 @@ _LATER = 0.1
 """A quantile is compared with a higher quantile of the noise, because the noise hits tokens at random."""
 _LONG_PROMPT = 100
 """A prompt of at least this many tokens is also compared with the noise on its own."""
-_LENGTHS = (1, 17, 129)
-_SHARED_PREFIX = 100
+JUDGED_TOKENS = 129
+"""A prompt's last tokens, which are compared: a long prompt's others are those of a shorter one."""
+_LENGTHS = (1, 17, JUDGED_TOKENS)
+_OWN_TAIL = 29
+"""Tokens by which the last two prompts differ."""
 _CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
 
 States = Sequence[Mapping[int, torch.Tensor]]
-"""By prompt and layer id: [T, H]."""
+"""By prompt and layer id: [T, H] of its last `JUDGED_TOKENS` tokens."""
 
 
 def no_reference(what: str, cure: str = CANARY_SKIP) -> EngineRefused:
@@ -78,18 +81,19 @@ class _Distance:
 
 
 def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:
-    """Return prompts of 1 to 129 token ids, none longer than `max_len`; deterministic.
+    """Return prompts of 1 to `max_len` token ids; deterministic.
 
-    The last shares a long prefix with the one before it, to hit the prefix cache. Ids are from the middle of
-    the vocabulary, because special tokens, on which some models act, are at both ends.
+    Each is the beginning of the next, so that the reference has one row for them. The last differs from the
+    one before it in its end, to hit the prefix cache. Ids are from the middle of the vocabulary, because
+    special tokens, on which some models act, are at both ends.
     """
     draw = np.random.default_rng(20_260_101)
     low, high = vocab_size // 4, max(vocab_size // 4 + 1, 3 * vocab_size // 4)
-    lengths = sorted({min(length, max_len) for length in _LENGTHS})
-    prompts = [draw.integers(low, high, length).tolist() for length in lengths]
-    shared = min(_SHARED_PREFIX, max_len - 1)
-    if shared > 0:
-        prompts.append(prompts[-1][:shared] + draw.integers(low, high, lengths[-1] - shared).tolist())
+    ids: list[int] = draw.integers(low, high, max_len).tolist()
+    prompts = [ids[:length] for length in _LENGTHS if length < max_len] + [ids]
+    if max_len > 1:
+        own = min(_OWN_TAIL, max_len // 2)
+        prompts.append(ids[:-own] + draw.integers(low, high, own).tolist())
     return prompts
 
 

@@ -60,7 +60,13 @@ class Reference:
 
 
 async def reference_states(
-    folder: Path, prompts: Sequence[Sequence[int]], dtype: Dtype, *, max_bytes: int | None, timeout_s: float
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    dtype: Dtype,
+    *,
+    max_bytes: int | None,
+    timeout_s: float,
+    last_tokens: int | None = None,
 ) -> Reference:
     """Run the reference on `prompts`; a cancelled call leaves no process behind.
 
@@ -70,6 +76,7 @@ async def reference_states(
         dtype: the dtype in which the engine runs the model.
         max_bytes: memory that the process may use; if None, half of what is available now.
         timeout_s: limit for the whole run.
+        last_tokens: of a longer prompt, return the states of this many tokens at its end.
 
     Raises:
         EngineRefused: it needs too much memory or time, or transformers cannot run the model (`canary`).
@@ -81,6 +88,7 @@ async def reference_states(
             "folder": str(folder),
             "prompts": [list(ids) for ids in prompts],
             "dtype": dtype,
+            "last_tokens": last_tokens,
             "out": str(out),
         }
         began = time.monotonic()

@@ -5,9 +5,9 @@ exiting reliably frees the memory. The order is JSON on standard input and the s
 safetensors file; a refusal is the last line of standard error, as JSON, with `EXIT_REFUSED`.
 
 The prompts run as one batch, padded at the end to equal length. A decoder's state depends only on preceding
-tokens, so a prompt's states are the first ones of its row. The model's own forward runs unchanged; hooks read
-each layer's weights before it runs and drop them afterwards, so that the files are read once, for any
-architecture in transformers.
+tokens, so a prompt's states are the first ones of its row, and a prompt that begins another needs no row of
+its own. The model's own forward runs unchanged; hooks read each layer's weights before it runs and drop them
+afterwards, so that the files are read once, for any architecture in transformers.
 
 Legend: B prompts, T tokens of the longest, H hidden size, N decoder layers.
 """
@@ -62,7 +62,9 @@ class ReferencePass:
     def __init__(self, skeleton: Skeleton, weights: WeightStream) -> None:
         """Register the hooks on the model; one pass runs at a time."""
         self._model, self._weights = skeleton.model, weights
-        self._states_BTH: States = {}
+        self._states: list[States] = []
+        self._kept: list[tuple[int, slice]] = []
+        """By prompt: its row in the batch, and its tokens there."""
         self._batch_shape: tuple[int, ...] = ()
         embeddings = skeleton.model.get_input_embeddings()
         self._embeddings = next(name for name, one in skeleton.model.named_modules() if one is embeddings)
@@ -74,20 +76,28 @@ class ReferencePass:
             module.register_forward_pre_hook(self._entering(stage, name), with_kwargs=True)
         skeleton.model.get_submodule(skeleton.final_norm).register_forward_hook(self._finish)
 
-    def run(self, prompts: Sequence[Sequence[int]]) -> list[States]:
-        """Return each prompt's states [T, H] of layers 0..N and POST_NORM. Raises what the model raises."""
-        longest = max(prompts, key=len)
-        batch_BT = torch.tensor([[*ids, *longest[len(ids) :]] for ids in prompts])
-        self._states_BTH, self._batch_shape = {}, tuple(batch_BT.shape)
+    def run(self, prompts: Sequence[Sequence[int]], last_tokens: int | None = None) -> list[States]:
+        """Return each prompt's states [T, H] of layers 0..N and POST_NORM, or those of its last tokens.
+
+        Raises what the model raises.
+        """
+        rows: list[list[int]] = []
+        for ids in sorted(map(list, prompts), key=len, reverse=True):
+            if not any(_begins(row, ids) for row in rows):
+                rows.append(ids)
+        batch_BT = torch.tensor([ids + rows[0][len(ids) :] for ids in rows])
+        self._states, self._batch_shape = [{} for _ in prompts], tuple(batch_BT.shape)
+        self._kept = []
+        for ids in prompts:
+            row = next(row for row, whole in enumerate(rows) if _begins(whole, ids))
+            start = 0 if last_tokens is None else max(0, len(ids) - last_tokens)
+            self._kept.append((row, slice(start, len(ids))))
         with suppress(_Finished), torch.inference_mode(), _NoMetaInputs():  # type: ignore[no-untyped-call]
             # Some models check the device of these weights before using them.
             self._weights.load(self._embeddings)
             self._model(batch_BT, use_cache=False)
         self._weights.drop()
-        return [
-            {layer_id: states[row, : len(ids)].clone() for layer_id, states in self._states_BTH.items()}
-            for row, ids in enumerate(prompts)
-        ]
+        return self._states
 
     def _loading(self, part: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: object) -> None:
@@ -97,8 +107,8 @@ class ReferencePass:
 
     def _entering(self, stage: int, name: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-            if stage != len(self._states_BTH):
-                raise ValueError(f"decoder layer {stage} runs after {len(self._states_BTH)} others")
+            if stage != len(self._states[0]):
+                raise ValueError(f"decoder layer {stage} runs after {len(self._states[0])} others")
             self._keep(stage, args[0] if args else kwargs["hidden_states"])
             self._weights.drop()
             self._weights.load(name)
@@ -110,10 +120,16 @@ class ReferencePass:
         raise _Finished
 
     def _keep(self, layer_id: int, hidden: torch.Tensor) -> None:
-        """Copy a state [B, T, H], since a layer may overwrite its input."""
+        """Copy what is kept of a state [B, T, H], since a layer may overwrite its input."""
         if hidden.ndim != 3 or tuple(hidden.shape[:2]) != self._batch_shape or hidden.is_meta:
             raise ValueError(f"the state of layer {layer_id} is {list(hidden.shape)} on {hidden.device}")
-        self._states_BTH[layer_id] = hidden.clone()
+        for states, (row, tokens) in zip(self._states, self._kept, strict=True):
+            states[layer_id] = hidden[row, tokens].clone()
+
+
+def _begins(row: Sequence[int], ids: Sequence[int]) -> bool:
+    """Return whether a row begins with `ids`."""
+    return list(row[: len(ids)]) == list(ids)
 
 
 def serve(order: Mapping[str, Any]) -> None:
@@ -126,7 +142,7 @@ def serve(order: Mapping[str, Any]) -> None:
     folder, prompts, dtype = Path(order["folder"]), order["prompts"], getattr(torch, order["dtype"])
     skeleton = build_skeleton(folder, dtype)
     weights = WeightStream(skeleton, folder, dtype)
-    states = ReferencePass(skeleton, weights).run(prompts)
+    states = ReferencePass(skeleton, weights).run(prompts, order["last_tokens"])
     metadata = {
         "library": f"transformers {transformers.__version__}",
         "activation_bits": str(skeleton.quantization.activation_bits or 0),

@@ -8,6 +8,14 @@ from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.tables import CANARY
 
+_LONGEST_PROMPT = 1024 + 129
+"""The canary compares a prompt's last 129 tokens: all of the longest's are past a sliding window of 1,024."""
+
+
+def canary_tokens(identity: Identity) -> int:
+    """Return the tokens of the canary's longest prompt: as many as a row may have, up to a bound."""
+    return min(identity.max_tokens, _LONGEST_PROMPT)
+
 
 def canary_digest(made: Provenance) -> str:
     """Return the key of a passed canary: a digest of everything that can change the captured states."""
@@ -22,7 +30,7 @@ def states_digest(identity: Identity) -> str:
 
 def _states_parts(identity: Identity) -> dict[str, object]:
     states = identity.model_dump(mode="json", include={"dtype", "layer_ids"})
-    return states | {"model_sha256": identity.model_sha256()}
+    return states | {"model_sha256": identity.model_sha256(), "canary_tokens": canary_tokens(identity)}
 
 
 def report(tx: Transaction, digest: str) -> str | None:

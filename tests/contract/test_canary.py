@@ -77,13 +77,13 @@ class StandIn:
     bounds: list[int | None] = field(default_factory=list)
 
     async def states(
-        self, folder: Path, prompts: Any, dtype: Dtype, *, max_bytes: int | None, timeout_s: float
+        self, folder: Path, prompts: Any, dtype: Dtype, *, max_bytes: int | None, **more: Any
     ) -> Reference:
         EVENTS.append("reference")
         self.dtypes.append(dtype)
         self.bounds.append(max_bytes)
         try:
-            right = await reference_states(folder, prompts, dtype, max_bytes=max_bytes, timeout_s=timeout_s)
+            right = await reference_states(folder, prompts, dtype, max_bytes=max_bytes, **more)
         finally:
             EVENTS.append("ended")
         if dtype == "float32" or not self.is_noisy:

@@ -88,6 +88,11 @@ PLANTS: tuple[Plant, ...] = (
         ("layer-before", "layer k - 1 for auxiliary layer k", "canary: layer 2 looks like layer 1:"),
         ("last-but-one", "layer N - 1 for layer N", "canary: layer 8 looks like layer 7:"),
         ("exchanged-layers", "two auxiliary layers exchanged", "canary: layer 2 looks like layer 4:"),
+        (
+            "exchanged-in-long-rows",
+            "the same in rows of more than 256 tokens, past them",
+            "canary: layer 2 looks like layer 4:",
+        ),
         ("exchanged-with-last", "layer N and another exchanged", "canary: layer 2 looks like layer 8:"),
         ("post-norm", "layer N after the final norm", "canary: layer 8 looks like layer 8 after the final"),
         ("shifted", "each token has the next one's states", "canary: layer 2 fits no layer"),

@@ -51,13 +51,19 @@ class PlayedEngine(ModelEngine):
 
 
 async def reference_states(
-    folder: Path, prompts: Sequence[Sequence[int]], dtype: Dtype, *, max_bytes: int | None, timeout_s: float
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    dtype: Dtype,
+    *,
+    max_bytes: int | None,
+    timeout_s: float,
+    last_tokens: int | None = None,
 ) -> Reference:
     """Take the reference's own pass in this process: one of its own takes seconds to start."""
 
     def states() -> list[States]:
         with LOADING:
-            return streamed_states(folder, prompts, DTYPES[dtype])
+            return streamed_states(folder, prompts, DTYPES[dtype], last_tokens)
 
     try:
         states_of_prompts = await asyncio.to_thread(states)

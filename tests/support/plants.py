@@ -134,6 +134,11 @@ def exchanged_layers(scene: Scene) -> None:
     scene.states_LTH[[AUX, 1]] = scene.states_LTH[[1, AUX]]
 
 
+def exchanged_in_long_rows(scene: Scene) -> None:
+    """The same, from the 257th token on."""
+    scene.states_LTH[[AUX, 1], 256:] = scene.states_LTH[[1, AUX], 256:]
+
+
 def exchanged_with_last(scene: Scene) -> None:
     scene.states_LTH[[AUX, LAST]] = scene.states_LTH[[LAST, AUX]]
 
@@ -165,7 +170,14 @@ STATES: dict[str, Callable[[Scene], None]] = {
         *(zero_block, zero_states, zero_token, constant_token, constant_layer, equal_layers, nan, infinity),
         *(never_stored, truncated, stale_block, stale_block_of_one_layer, stale_prefix, stale_tail),
         *(block_of_another_place, another_row, repeated_block, shifted, delayed),
-        *(exchanged_layers, exchanged_with_last, post_norm, other_float, permuted_in_one_layer),
+        *(
+            exchanged_layers,
+            exchanged_in_long_rows,
+            exchanged_with_last,
+            post_norm,
+            other_float,
+            permuted_in_one_layer,
+        ),
         stretched_layer,
     )
 }

@@ -25,10 +25,12 @@ def whole_states(folder: Path, prompts: Sequence[Sequence[int]], dtype: torch.dt
     return states_of(Skeleton(model.eval(), found.layers, found.final_norm), prompts)
 
 
-def streamed_states(folder: Path, prompts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[States]:
+def streamed_states(
+    folder: Path, prompts: Sequence[Sequence[int]], dtype: torch.dtype, last_tokens: int | None = None
+) -> list[States]:
     """Return the same by the reference's own pass, which holds one layer at a time."""
     skeleton = build_skeleton(folder, dtype)
-    return ReferencePass(skeleton, WeightStream(skeleton, folder, dtype)).run(prompts)
+    return ReferencePass(skeleton, WeightStream(skeleton, folder, dtype)).run(prompts, last_tokens)
 
 
 def assert_same_bits(got: list[States], want: list[States]) -> None:
