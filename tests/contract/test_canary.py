@@ -75,6 +75,7 @@ class StandIn:
     is_noisy: bool = False
     dtypes: list[Dtype] = field(default_factory=list)
     bounds: list[int | None] = field(default_factory=list)
+    longest: list[int] = field(default_factory=list)
 
     async def states(
         self, folder: Path, prompts: Any, dtype: Dtype, *, max_bytes: int | None, **more: Any
@@ -82,6 +83,7 @@ class StandIn:
         EVENTS.append("reference")
         self.dtypes.append(dtype)
         self.bounds.append(max_bytes)
+        self.longest.append(max(map(len, prompts)))
         try:
             right = await reference_states(folder, prompts, dtype, max_bytes=max_bytes, **more)
         finally:
@@ -116,15 +118,17 @@ def noisy(reference: StandIn) -> StandIn:
     return reference
 
 
-def a_request(target: Path) -> Any:
+def a_request(target: Path, **more: Any) -> Any:
     samples = [{"id": str(n), "token_ids": ids} for n, ids in enumerate(random_ids([9, 40], vocab_size=1500))]
-    return request(target, samples, layers=(1, 2), canary="run")
+    return request(target, samples, layers=(1, 2), canary="run", **more)
 
 
-def run(folder: Path, target: Path, engine: type | str = ModelEngine, **settings: Any) -> tuple[Shop, Any]:
+def run(
+    folder: Path, target: Path, engine: type | str = ModelEngine, max_tokens: int = 4096, **settings: Any
+) -> tuple[Shop, Any]:
     name = engine if isinstance(engine, str) else f"{engine.__module__}:{engine.__name__}"
     shop = Shop.open(folder, target, engine=name, **({"unit_attempts": 1} | settings))
-    return shop, shop.run(a_request(target))
+    return shop, shop.run(a_request(target, max_tokens=max_tokens))
 
 
 def test_a_capture_within_the_models_own_noise_is_taken_once_a_version_of_quarry(
@@ -175,6 +179,15 @@ def test_the_reference_runs_once_while_the_engine_starts(tmp_path, target, refer
     EVENTS[:] = ["reference"]
     assert shop.run(a_request(target), "again").state is JobState.COMPLETED
     assert EVENTS == ["reference", "engine"], "states that passed before are not computed ahead"
+
+
+def test_the_canary_of_short_rows_does_not_count_for_longer_ones(tmp_path, target, reference):
+    shop, job = run(tmp_path, target, max_tokens=40)
+    assert job.state is JobState.COMPLETED, job.problem
+    for max_tokens in (300, 4096, 2000):
+        again = shop.run(a_request(target, max_tokens=max_tokens), f"rows of {max_tokens}")
+        assert again.state is JobState.COMPLETED, again.problem
+    assert reference.longest == [40, 255, 255], "past 1,153 tokens, the same prompts count"
 
 
 def test_a_reference_without_room_beside_the_start_is_run_when_the_engine_is_up(
