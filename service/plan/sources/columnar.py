@@ -5,7 +5,7 @@ stores objects of varying shape as JSON text. A template would render both into 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +29,28 @@ def read_columns(row: Mapping[str, Any], schema: pa.Schema | None, labels: Seque
         except (ValueError, LookupError, RecursionError) as error:
             return None, RowReject(RejectReason.INVALID_SAMPLE, f"{name}: cannot be read: {error}")
     return read_row(plain, labels)
+
+
+def name_twice(schema: pa.Schema, used: Collection[str], again: str) -> str | None:
+    """Return a name that a file has twice: of a column in `used`, or of a member of a struct in one.
+
+    `again` is what the file's reader has added to the name of a second column.
+    """
+    columns = [field for field in schema if field.name.removesuffix(again) in used]
+    if name := _repeated([field.name.removesuffix(again) for field in columns]):
+        return name
+    return next(filter(None, (_member_twice(field.type) for field in columns)), None)
+
+
+@lru_cache
+def _member_twice(kind: pa.DataType) -> str | None:
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    inside = (_member_twice(field.type) for field in fields)
+    return _repeated([field.name for field in fields]) or next(filter(None, inside), None)
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 def _plain(value: Any, kind: pa.DataType | None) -> Any:  # noqa: ANN401 - whatever a column holds

@@ -8,7 +8,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
@@ -22,7 +22,7 @@ import pyarrow as pa
 from schemas.source import HubSource
 from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
-from service.plan.sources.columnar import read_columns
+from service.plan.sources.columnar import name_twice, read_columns
 from service.plan.sources.conversations import COLUMNS, UTF_16, Read, json_object, read_line, read_row
 from service.plan.sources.rows import RejectedError, RowReject, SourceRow
 from service.settings import Settings
@@ -126,6 +126,11 @@ class HubRows:
         config = builder.config
         # In another encoding, rows are as `datasets` makes them.
         is_utf8 = builder.name == "json" and config.encoding == "utf-8"
+        used = frozenset((*COLUMNS, *self.labels))
+        if builder.name in ("arrow", "csv", "parquet"):
+            cast = builder._cast_table  # to the dataset's types, where no name is another's
+            again = ".1" if builder.name == "csv" else ""  # what `pandas` adds to a second one
+            builder._cast_table = lambda table: cast(self._of_single_names(table, used, again))
         try:
             if is_utf8 and self.source.split in (config.data_files or ()):
                 yield from self._json_rows(config)
@@ -136,7 +141,6 @@ class HubRows:
                 # A row may name an image or audio file by any path or URL, so it is not opened.
                 stream = stream.decode(False)
             if stream.column_names is not None:
-                used = (*COLUMNS, *self.labels)
                 stream = stream.select_columns([name for name in stream.column_names if name in used])
             schema = stream.features.arrow_schema if stream.features is not None else None
             yield from (read_columns(row, schema, self.labels) for row in stream)
@@ -146,6 +150,13 @@ class HubRows:
             if type(error) is OSError and error.errno is None:
                 raise ValueError(f"a file is broken: {error}") from error
             raise
+
+    def _of_single_names(self, table: pa.Table, used: Collection[str], again: str) -> pa.Table:
+        """Return a file's table. Raises SourceRefused for a name that is there twice: either may be meant."""
+        if (name := name_twice(table.schema, used, again)) is not None:
+            detail = f"{_what(self.source)} has several columns or members {name!r} in a file"
+            raise SourceRefused(detail, field=_FIELD, cure="rename all but one")
+        return table
 
     def _json_rows(self, config: Any) -> Iterator[Read]:  # noqa: ANN401 - of `datasets`
         """Read JSON as it is written: each file has an object on each line, or is one document.

@@ -163,6 +163,32 @@ def test_a_row_of_a_document_that_is_nested_deep_does_not_refuse_the_others(hub:
     assert [isinstance(row.content, RowReject) for row in read] == [True, False]
 
 
+def turns_with_two_contents() -> pa.Table:
+    values = [pa.array([text]) for text in ("user", "first", "second")]
+    turn = pa.StructArray.from_arrays(values, names=["role", "content", "content"])
+    return pa.table({"messages": pa.ListArray.from_arrays(pa.array([0, 1]), turn)})
+
+
+def as_arrow(table: pa.Table) -> bytes:
+    with pa.ipc.new_stream(written := BytesIO(), table.schema) as stream:
+        stream.write_table(table)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "twice"),
+    [
+        ("a.csv", b"text,on,text\na,b,c\n", "text"),
+        ("a.parquet", columns(messages=turns_with_two_contents()["messages"]), "content"),
+        ("a.arrow", as_arrow(turns_with_two_contents()), "content"),
+    ],
+)
+def test_a_name_that_a_file_has_twice_is_refused_since_either_may_be_meant(
+    hub: FakeHub, name: str, content: bytes, twice: str
+) -> None:
+    assert f"has several columns or members {twice!r}" in refusal(hub, {name: content}).detail
+
+
 def test_a_document_that_has_the_key_of_its_rows_twice_is_refused(hub: FakeHub) -> None:
     files = {"a.json": b'{"data": [], "data": [{"text": "a"}]}'}
     named = files | {"README.md": card({"data_files": "a.json", "field": "data"})}
