@@ -40,8 +40,9 @@ def open_source(
         case InlineSource():
             rows = InlineRows(source, document)
         case FileSource():
-            closed = settings.closed_folder
-            rows = FileRows(source, settings.source_roots, labels, frozen, may_be_empty, closed)
+            kept = frozen if isinstance(frozen, dict) else {"names": frozen, "folder": None}
+            closed, roots = settings.closed_folder, settings.source_roots
+            rows = FileRows(source, roots, labels, kept["names"], may_be_empty, closed, kept["folder"])
         case HubSource():
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
             rows = HubRows.find(pinned, settings, labels)

@@ -55,8 +55,8 @@ def _state(stats: os.stat_result) -> _State:
 class FileRows:
     """The rows of `files`, whose keys are paths below the source's folder, in that order.
 
-    The files are those in `names`, or all. An opened file must be inside `roots` and not inside `closed`,
-    whatever its path leads to by then.
+    The files are those in `names`, below `folder` if that is known, or all. An opened file must be inside
+    `roots` and not inside `closed`, whatever its path leads to by then.
     """
 
     source: FileSource
@@ -65,6 +65,7 @@ class FileRows:
     names: Sequence[str] | None
     may_be_empty: bool
     closed: Path | None = None
+    folder: str | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
     states: dict[str, _State] = field(default_factory=dict, compare=False)
     """The states of the files when they were read for the fingerprint."""
@@ -74,7 +75,7 @@ class FileRows:
         source, frozen, may_be_empty = self.source, self.names, self.may_be_empty
         places = partial(_places, roots=self.roots, closed=self.closed)
         try:
-            files = _listed(source, places) if frozen is None else _planned(source, frozen, places)
+            files = _listed(source, places) if frozen is None else self._planned(frozen, places)
             names = _readable(files) if frozen is None else frozen
             if not names and not may_be_empty:
                 raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
@@ -86,7 +87,8 @@ class FileRows:
             if frozen is None:  # a link to another of them, such as latest.jsonl, would be its rows again
                 own = {files[name] for name in names}
                 real = {name: file for name, file in real.items() if file == files[name] or file not in own}
-            rows = replace(self, files=real)
+            folder = next((str(file.parents[name.count("/")]) for name, file in files.items()), None)
+            rows = replace(self, files=real, folder=folder)
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -98,9 +100,23 @@ class FileRows:
             raise _refused(detail, "wait, or change 'min_age_s' or 'marker'")
         return rows
 
+    def _planned(self, names: Sequence[str], places: Callable[[Path], Iterator[Path]]) -> dict[str, Path]:
+        """Return the files of a plan, where all are; what came since does not count. Raises as `_listed`."""
+        if not names:
+            return {}
+        begin, wild = self.source.glob
+        known = [Path(self.folder)] if self.folder else []
+        for place in chain(known, places(Path(self.source.path)), places(begin) if wild else ()):
+            files = {place.name: place} if place.is_file() else {name: place / name for name in names}
+            gone = [name for name in names if name not in files or not files[name].is_file()]
+            if not gone:
+                return files
+        raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
+
     def frozen(self) -> object:
-        """Return the files' names: planning again reads no others."""
-        return list(self.files)
+        """Return the files' names, and of several roots the folder: planning again reads no others."""
+        names = list(self.files)
+        return names if len(self.roots) == 1 else {"folder": self.folder, "names": names}
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 over the files' names and contents, and the limit."""
@@ -166,21 +182,6 @@ def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dic
                 _refuse_tables(folder, _readable(files))
             return files
     return {}
-
-
-def _planned(
-    source: FileSource, names: Sequence[str], places: Callable[[Path], Iterator[Path]]
-) -> dict[str, Path]:
-    """Return the files of a plan, where all are; what came since does not count. Raises as `_listed`."""
-    if not names:
-        return {}
-    begin, wild = source.glob
-    for place in chain(places(Path(source.path)), places(begin) if wild else ()):
-        files = {place.name: place} if place.is_file() else {name: place / name for name in names}
-        gone = [name for name in names if name not in files or not files[name].is_file()]
-        if not gone:
-            return files
-    raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
 
 
 def _readable(names: Collection[str]) -> list[str]:

@@ -58,11 +58,13 @@ def test_a_plan_made_again_finds_its_files_in_their_root_whatever_came_into_an_e
     settings = Settings(source_roots=(tmp_path / "one", tmp_path / "two"))
     planned = open_source(source, settings).listed()
     drop(tmp_path / "one" / "in" / "a.jsonl")
-    (tmp_path / "one" / "in" / "b.jsonl").mkdir()
+    came = drop(tmp_path / "one" / "in" / "b.jsonl", rows=2)
     (tmp_path / "two" / "in" / "elsewhere").symlink_to(tmp_path)  # refused in a new plan
     again = open_source(source, settings, planned.frozen()).listed()
     assert again.fingerprint() == planned.fingerprint() and ids(again) == ids(planned)
+    assert again.frozen() == planned.frozen()
     (tmp_path / "two" / "in" / "b.jsonl").unlink()
+    came.unlink()
     with pytest.raises(SourceRefused, match="is gone since"):
         open_source(source, settings, planned.frozen()).listed()
 
