@@ -266,7 +266,7 @@ def _walked(folder: Path, tops: Collection[Path]) -> Iterator[Path]:
         yield Path(parent)
 
 
-_LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/*.metadata.json"}
+_LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/[v0-9][0-9]*.metadata.json"}
 """What a folder with a table has besides its files: a log that says which of them count."""
 
 

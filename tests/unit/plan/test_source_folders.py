@@ -72,7 +72,15 @@ def test_a_file_that_goes_while_its_folder_is_listed_is_not_called_a_link(
     assert refusal(tmp_path, ".").detail == "'a.jsonl' is gone since its folder was listed"
 
 
-@pytest.mark.parametrize("log", ["_delta_log/0.json", ".hoodie/0.commit", "metadata/v1.metadata.json"])
+@pytest.mark.parametrize(
+    "log",
+    [
+        "_delta_log/0.json",
+        ".hoodie/0.commit",
+        "metadata/v1.metadata.json",
+        "metadata/00000-9c1e.metadata.json",
+    ],
+)
 def test_a_table_whose_log_says_which_files_count_is_refused(tmp_path: Path, log: str) -> None:
     (tmp_path / "in" / "table" / log).parent.mkdir(parents=True)
     (tmp_path / "in" / "table" / "day=1").mkdir()
@@ -97,6 +105,13 @@ def test_a_file_in_a_folder_that_is_read_only_in_another_form_is_refused(tmp_pat
     jsonl(tmp_path / name, {"text": "y"})
     assert refusal(tmp_path, tmp_path).detail.startswith(f"{name!r} is not read")
     assert len(rows_of(tmp_path, tmp_path / "*.jsonl")) == 1
+
+
+def test_metadata_of_other_kinds_beside_a_folder_do_not_make_it_a_table(tmp_path: Path) -> None:
+    for name in ("in/metadata/a.metadata.json", "in/day=1/a.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        jsonl(tmp_path / name, {"text": "x"})
+    assert len(rows_of(tmp_path, "in/day=1")) == len(rows_of(tmp_path, "in/**/*.jsonl")) == 1
 
 
 @pytest.mark.parametrize("path", [".", "*/*.jsonl", "*/**/*.jsonl", "**/*.jsonl"])
