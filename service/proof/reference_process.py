@@ -88,10 +88,10 @@ class ReferencePass:
         batch_BT = torch.tensor([ids + rows[0][len(ids) :] for ids in rows])
         self._states, self._batch_shape = [{} for _ in prompts], tuple(batch_BT.shape)
         self._kept = []
-        for ids in prompts:
-            row = next(row for row, whole in enumerate(rows) if _begins(whole, ids))
-            start = 0 if last_tokens is None else max(0, len(ids) - last_tokens)
-            self._kept.append((row, slice(start, len(ids))))
+        for prompt in prompts:
+            row = next(row for row, whole in enumerate(rows) if _begins(whole, prompt))
+            start = 0 if last_tokens is None else max(0, len(prompt) - last_tokens)
+            self._kept.append((row, slice(start, len(prompt))))
         with suppress(_Finished), torch.inference_mode(), _NoMetaInputs():  # type: ignore[no-untyped-call]
             # Some models check the device of these weights before using them.
             self._weights.load(self._embeddings)

@@ -7,15 +7,14 @@ would read absolute paths on this node, and any URL; here it reads only files of
 import gzip
 import json
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import chain, islice
 from lzma import LZMAError
+from pathlib import PurePosixPath
 from typing import Any, Literal
-from zipfile import BadZipFile, ZipFile
 
 import pyarrow as pa
 
@@ -29,16 +28,11 @@ from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
 _FIELD = "source.repo_id"
-FORMS = frozenset({
-    "arrow", "audiofolder", "conll", "csv", "eval", "imagefolder", "json", "parquet", "pdffolder", "text",
-    "videofolder", "webdataset", "xml",
-})  # fmt: skip
-"""Builders of `datasets` that read only the files themselves. HDF5 or Lance files may refer to other files
-anywhere.
-"""
+FORMS = ("arrow", "csv", "json", "parquet", "text")
+"""Builders of `datasets` that are read. Others have no conversations, or refer to other files anywhere."""
 _BROKEN = (
     *(AttributeError, LookupError, RuntimeError, TypeError),
-    *(EOFError, gzip.BadGzipFile, zlib.error, LZMAError, BadZipFile, pa.ArrowException),
+    *(EOFError, gzip.BadGzipFile, zlib.error, LZMAError, pa.ArrowException),
 )
 """What `datasets` raises on bad options in a card, or a broken file."""
 
@@ -103,7 +97,7 @@ class HubRows:
         repo_id = f"hf://datasets/{self.source.repo_id}"
         with reading_hub(_what(self.source), SourceRefused, _FIELD, _CURE):
             try:
-                with own_files_only(f"{repo_id}@{self.commit}/"), answers_needed():
+                with own_files_only(f"{repo_id}@{self.commit}/"), answers_needed(), no_archives():
                     builder = datasets.load_dataset_builder(
                         # The scheme keeps `datasets` from using a local folder of the same name.
                         repo_id,
@@ -135,7 +129,7 @@ class HubRows:
             if is_utf8 and self.source.split in (config.data_files or ()):
                 yield from self._json_rows(config)
                 return
-            with plain_entries_only():
+            with no_archives():
                 stream = builder.as_streaming_dataset(split=self.source.split)
             if stream.features is not None and require_decoding(stream.features):
                 # A row may name an image or audio file by any path or URL, so it is not opened.
@@ -168,7 +162,7 @@ class HubRows:
 
         access = DownloadConfig(token=self.token)
         manager = StreamingDownloadManager(download_config=access)
-        with plain_entries_only():
+        with no_archives():
             places = manager.extract(list(config.data_files[self.source.split]))
         for path in manager.iter_files(places):
             with xopen(path, "rb", download_config=access) as opened, BufferedReader(opened, 2**20) as file:
@@ -284,41 +278,27 @@ def answers_needed() -> Iterator[None]:
 
 
 @contextmanager
-def plain_entries_only() -> Iterator[None]:
-    """Make `datasets` refuse a Zip archive with files that it would pass over, or look for elsewhere.
+def no_archives() -> Iterator[None]:
+    """Make `datasets` refuse Zip archives by raising SourceRefused, as files on this node are refused.
 
-    It finds files by their names in normal form, and joins names and places with `::`. Raises SourceRefused.
+    It finds the files in one by their names, and chains those with other places by `::`.
     """
     from datasets import StreamingDownloadManager
-    from datasets.utils.file_utils import xopen
 
     extract = StreamingDownloadManager._extract
 
-    def extract_plain(manager: Any, archive: str) -> str:  # noqa: ANN401 - of `datasets`
-        path: str = extract(manager, archive)
+    def extract_file(manager: Any, packed: str) -> str:  # noqa: ANN401 - of `datasets`
+        path: str = extract(manager, packed)
         if path.startswith("zip://"):
-            with (
-                xopen(archive, "rb", download_config=manager.download_config) as opened,
-                ZipFile(opened) as packed,
-            ):
-                _check_entries(packed.namelist())
+            detail = f"{PurePosixPath(packed).name!r} of the dataset is a Zip archive, which is not read"
+            raise SourceRefused(detail, field=_FIELD, cure="push its files to the dataset themselves")
         return path
 
-    StreamingDownloadManager._extract = extract_plain
+    StreamingDownloadManager._extract = extract_file
     try:
         yield
     finally:
         StreamingDownloadManager._extract = extract
-
-
-def _check_entries(names: Sequence[str]) -> None:
-    for name, times in Counter(names).items():
-        is_plain = {"", ".", ".."}.isdisjoint(name.removesuffix("/").split("/"))
-        is_twice = times > 1 and not name.endswith("/")  # appending to an archive adds its folders again
-        if "::" in name or not is_plain or is_twice:
-            detail = f"the file {name[:300]!r} in a Zip archive of the dataset cannot be found by its name"
-            cure = "pack the files by plain names, such as 'data/a.jsonl', each once"
-            raise SourceRefused(detail, field=_FIELD, cure=cure)
 
 
 def _what(source: HubSource) -> str:

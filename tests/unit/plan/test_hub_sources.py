@@ -195,34 +195,12 @@ def test_a_document_that_has_the_key_of_its_rows_twice_is_refused(hub: FakeHub) 
     assert "several 'data'" in refusal(hub, named).detail
 
 
-def archive(*names: str) -> bytes:
+def test_a_zip_archive_is_refused_by_name(hub: FakeHub) -> None:
     with ZipFile(packed := BytesIO(), "w") as zipped:
-        for name in names:
-            zipped.writestr(name, jsonl({"text": name}))
-    return packed.getvalue()
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_the_files_of_a_zip_archive_are_read(hub: FakeHub) -> None:
-    names = ["a b#1.jsonl", "d/caf\u00e9.jsonl"]
-    read = rows(hub, {"train.zip": archive("d/", *names, "d/", "__MACOSX/a.jsonl")})
-    assert [row.content for row in read] == [Sample(text=name) for name in names]
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("name", ["./a.jsonl", "d//a.jsonl", "/a.jsonl", "b.jsonl", "a.jsonl::node.zip"])
-def test_a_file_of_a_zip_archive_that_would_not_be_found_there_is_refused(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    with ZipFile(tmp_path / "node.zip", "w") as zipped:
-        zipped.writestr("a.jsonl", jsonl(SECRET))
-    monkeypatch.chdir(tmp_path)
-    assert repr(name) in refusal(hub, {"train.zip": archive("b.jsonl", name)}).detail
-    text = {"other.zip": archive("b.txt", name.replace("jsonl", "txt"))}
-    hub.add_repo("org/other", text)
-    other = HubSource(kind="hub", repo_id="org/other")
-    with pytest.raises(SourceRefused, match="cannot be found by its name"):
-        list(open_source(other, Settings(hub_endpoint=hub.url)).rows())
+        zipped.writestr("a.jsonl", jsonl({"text": "packed"}))
+    assert (
+        "'train.zip' of the dataset is a Zip archive" in refusal(hub, {"train.zip": packed.getvalue()}).detail
+    )
 
 
 def test_a_source_for_a_child_that_checks_holds_no_token(hub: FakeHub) -> None:
@@ -280,7 +258,7 @@ def test_a_private_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
         ({"train.jsonl.xz": b"\xfd7zXZ\0 and no more"}, "cannot be read: LZMAError"),
         ({"train.jsonl.bz2": b"BZh9 and no more"}, "cannot be read: a file is broken"),
         ({"train.parquet": TABLE[:4] + b"\xff" * 9 + TABLE[13:]}, "cannot be read: a file is broken"),
-        ({"train.zip": b"PK\3\4" + b"no more" * 9}, "cannot be read: BadZipFile"),
+        ({"a.tar": b"content"}, "of the form 'webdataset'"),
         ({"train.parquet": b"PAR1" * 9}, "cannot be read"),
         ({"a.h5": b"content"}, "of the form 'hdf5'"),
         ({"a.lance": b"content"}, "of the form 'lance'"),
