@@ -10,6 +10,7 @@ server that has imported everything.
 import asyncio
 import ctypes
 import errno
+import faulthandler
 import multiprocessing
 import os
 import re
@@ -157,7 +158,8 @@ class Life:
         self.process.join(patience_s)
         if self.process.exitcode is None:
             self.process.kill()
-            raise AssertionError(f"the life did not end: see {self.trace.with_suffix('.log')}")
+            said = self.trace.with_suffix(".log").read_text(errors="replace")
+            raise AssertionError(f"the life did not end: {said[-8000:]}")
         return self.process.exitcode
 
     def stopped(self) -> bool:
@@ -181,6 +183,7 @@ def _live(
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+    faulthandler.dump_traceback_later(100)  # shorter than the patience with a life that hangs
     descriptor = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     if fault is not None and fault.role == "all":
         _arm(fault, descriptor, data)
