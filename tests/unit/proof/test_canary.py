@@ -9,7 +9,7 @@ import torch
 
 from schemas.dataset.manifest import LayerAgreement
 from service.errors import StatesWrong
-from service.proof.canary import POST_NORM, canary_prompts, judge, judge_by_noise
+from service.proof.canary import JUDGED_TOKENS, POST_NORM, canary_prompts, judge, judge_by_noise
 from service.store.canaries import canary_digest
 from tests.support.finished_job import a_canary
 from tests.support.plans import identity, provenance
@@ -38,6 +38,10 @@ class Run:
 def states_of(model: TinyModel, prompts: list[list[int]]) -> States:
     runs = [model.run(prompt) for prompt in prompts]
     return [run.layers | {POST_NORM: run.post_norm} for run in runs]
+
+
+def ends(states: States) -> States:
+    return [{k: of_layer[-JUDGED_TOKENS:] for k, of_layer in prompt.items()} for prompt in states]
 
 
 @pytest.fixture(
@@ -285,6 +289,17 @@ def test_a_few_tokens_whose_router_flipped_are_forgiven(run):
         captured[2][2][5:13] += 0.5 * captured[2][2][20:28]
 
     assert run.judge(plant)[2].max_rel_error > 0.1
+
+
+def test_a_sliding_window_that_the_engine_does_not_keep_is_found_in_long_prompts_alone(tmp_path):
+    model = TinyModel(tmp_path, "gemma2", "bfloat16")
+    prompts = canary_prompts(VOCAB_SIZE, 400)
+    captured = ends(states_of(model, prompts))
+    model.model.config.sliding_window = 200
+    reference = ends(states_of(model, prompts))
+    judge(captured[:3], reference[:3], LAYER_IDS, NUM_LAYERS, "bfloat16")
+    with pytest.raises(StatesWrong, match="layer 1 fits no layer of the model: 100% of 129 tokens"):
+        judge(captured, reference, LAYER_IDS, NUM_LAYERS, "bfloat16")
 
 
 def test_the_prompts_are_always_the_same_and_begin_alike():
