@@ -46,7 +46,7 @@ class _Rope(BaseModel):
     rope_type: str | None = None
     type: str | None = None
     factor: float | None = Field(default=None, strict=True, ge=1, lt=2**31, allow_inf_nan=False)
-    original_max_position_embeddings: int | float | None = None
+    original_max_position_embeddings: float | None = Field(default=None, ge=2, lt=2**31, allow_inf_nan=False)
 
 
 ROPE = TypeAdapter[_Rope](_Rope)
@@ -190,9 +190,11 @@ def _max_model_len(values: _Values) -> int:
     factor = 1.0
     for scaling in scalings:
         kind = scaling.rope_type or scaling.type
-        if kind == "longrope" and (original := values.find(("original_max_position_embeddings",), LENGTH)):
+        if kind == "longrope":
             # Beyond this length the engine switches to other RoPE factors, also for short samples.
-            longest = min(longest, original)
+            original = values.find(("original_max_position_embeddings",), LENGTH)
+            original = original or scaling.original_max_position_embeddings
+            longest = min(longest, original or longest)
         if kind not in LENGTH_INCLUDES_SCALING:
             factor = scaling.factor or factor
     return int(longest * factor)

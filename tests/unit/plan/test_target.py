@@ -125,6 +125,7 @@ def test_a_config_is_understood(tmp_path: Path, config: dict[str, Any], expected
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
         ({"rope_parameters": {"full": LINEAR | {"factor": 2}, "other": {"rope_type": "default"}}}, 1024),
         ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}, 64),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64}}, 64),
         ({"rope_scaling": None}, 512),
         # Of Gemma 3 the length is the scaled one already.
         ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": LINEAR | {"factor": 8.0}}}, 512),
