@@ -21,7 +21,6 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
-from schemas.identity import Identity
 from schemas.names import canary_unit
 from schemas.receipts import UnitSealed
 from schemas.request import Dtype
@@ -73,18 +72,21 @@ class Canary:
         If a canary of these states has passed before, this engine's has most likely passed, too, and the
         reference would be wasted.
         """
-        if self._lease.skips_canary or await self._passed(canaries.states_digest(self._lease.identity)):
+        prompts = _prompts(spec, head)
+        states = canaries.states_digest(self._lease.identity)
+        if self._lease.skips_canary or await self._passed(states, prompts):
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
-        prompts = prompts_for(self._lease.identity, spec, head)
         if max_bytes is None:
             max_bytes = available_bytes() // _EARLY_SHARE
         self._begin(spec, prompts, max_bytes)
 
     async def has_passed(self, session: EngineSession) -> bool:
-        """Say whether the canary is skipped, or passed before on such an engine."""
-        return self._lease.skips_canary or await self._passed(self._digest(session))
+        """Say whether the canary is skipped, or passed before on such an engine, with prompts as long."""
+        if self._lease.skips_canary:
+            return True
+        return await self._passed(self._digest(session), _prompts(session.spec, session.head))
 
     async def run(self, session: EngineSession, spec: EngineSpec) -> None:
         """Run it and record that it passed.
@@ -95,7 +97,7 @@ class Canary:
         Raises StatesWrong naming the layer, EngineRefused if there is no reference, EngineDied, WriteFailed.
         """
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
-        prompts = prompts_for(identity, session.spec, session.head)
+        prompts = _prompts(session.spec, session.head)
         reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
         captured = await capture_prompts(self._lease, self._settings, session, prompts)
         if not all(captured):
@@ -118,13 +120,14 @@ class Canary:
             peak_bytes=expected.peak_bytes,
         )
         for name in (self._digest(session), canaries.states_digest(identity)):
-            await asyncio.to_thread(self._store.write, canaries.record, name, passed.model_dump_json())
+            await asyncio.to_thread(self._store.write, canaries.record, name, passed)
 
     def _digest(self, session: EngineSession) -> str:
         return canaries.canary_digest(session.provenance(self._lease.attempt_id.job_id, self._lease.identity))
 
-    async def _passed(self, digest: str) -> bool:
-        return await asyncio.to_thread(self._store.read, canaries.report, digest) is not None
+    async def _passed(self, digest: str, prompts: Sequence[Sequence[int]]) -> bool:
+        passed = await asyncio.to_thread(self._store.read, canaries.report, digest)
+        return passed is not None and passed.tokens >= sum(map(len, prompts))
 
     def _begin(
         self,
@@ -166,9 +169,9 @@ class Canary:
                 raise wrong from error
 
 
-def prompts_for(identity: Identity, spec: EngineSpec, head: Head) -> list[list[int]]:
-    """Return the canary's prompts of a job on an engine, which samples one token more."""
-    return canary_prompts(head.vocab_size, min(canaries.canary_tokens(identity), spec.max_model_len - 1))
+def _prompts(spec: EngineSpec, head: Head) -> list[list[int]]:
+    """Return an engine's prompts: as long as a row of any job that it serves may be, which has no answer."""
+    return canary_prompts(head.vocab_size, spec.max_model_len - 1)
 
 
 async def capture_prompts(

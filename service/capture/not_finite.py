@@ -16,9 +16,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from schemas.receipts import NOT_FINITE, UnitSealed
-from service.capture.canary import capture_prompts, prompts_for
+from service.capture.canary import capture_prompts
 from service.capture.session import EngineSession
 from service.errors import StatesNotFinite
+from service.proof.canary import canary_prompts
 from service.settings import Settings
 from service.store import Store, UnitLease, units
 
@@ -49,7 +50,7 @@ async def settle(
     if not await asyncio.to_thread(store.read, units.is_not_finite, lease, found.problem()):
         raise found
     finite = [(tokens, row) for one in sealed for row, tokens in zip(one.rows, one.num_tokens, strict=True)]
-    prompts = prompts_for(lease.identity, session.spec, session.head)
+    prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
     if finite:
         prompts = [plan["input_ids"][min(finite)[1]].values.to_numpy().tolist()]
     control = await capture_prompts(lease, settings, session, prompts)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field
 
-from schemas.dataset.manifest import CanaryReport
 from schemas.job import JobState
 from schemas.keys import Scope
 from service.api.routes.jobs import JobsQuery, PageQuery, list_jobs, reject_page
@@ -78,7 +77,7 @@ def job_context(tx: Transaction, job: JobRow) -> dict[str, Any]:
         "in_work": units.in_work(tx, job.id),
         "open_units": units.open_units(tx, job.id, UNITS_SHOWN),
         "checks": commits.last_checks(tx, job.id, CHECKS_COUNTED),
-        "canary": None if canary is None else CanaryReport.model_validate_json(canary),
+        "canary": canary,
         "rejects": commits.rejects(tx, job.id, limit=REJECTS_COUNTED),
         "listed": listed,
         "events": events,

@@ -52,6 +52,8 @@ _LONG_PROMPT = 100
 JUDGED_TOKENS = 129
 """A prompt's last tokens, which are compared: a long prompt's others are those of a shorter one."""
 _LENGTHS = (1, 17, JUDGED_TOKENS)
+_LONGEST = 1024 + JUDGED_TOKENS
+"""All of the tokens of such a prompt that are compared are past a sliding window of 1,024."""
 _OWN_TAIL = 29
 """Tokens by which the last two prompts differ."""
 _CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
@@ -81,7 +83,7 @@ class _Distance:
 
 
 def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:
-    """Return prompts of 1 to `max_len` token ids; deterministic.
+    """Return prompts of 1 to `max_len` token ids, 1,153 at most; deterministic.
 
     Each is the beginning of the next, so that the reference has one row for them. The last differs from the
     one before it in its end, to hit the prefix cache. Ids are from the middle of the vocabulary, because
@@ -89,6 +91,7 @@ def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:
     """
     draw = np.random.default_rng(20_260_101)
     low, high = vocab_size // 4, max(vocab_size // 4 + 1, 3 * vocab_size // 4)
+    max_len = min(max_len, _LONGEST)
     ids: list[int] = draw.integers(low, high, max_len).tolist()
     prompts = [ids[:length] for length in _LENGTHS if length < max_len] + [ids]
     if max_len > 1:

@@ -109,8 +109,7 @@ def _canary(
     if request.canary == "skip":
         return "skipped by request", None
     made = lease.provenance
-    stored = None if made is None else store.read(canaries.report, canaries.canary_digest(made))
-    if stored is None:
+    report = None if made is None else store.read(canaries.report, canaries.canary_digest(made))
+    if report is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
-    report = CanaryReport.model_validate_json(stored)
     return "passed" if report.job_id == lease.job_id else "cached", report

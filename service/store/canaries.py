@@ -2,19 +2,12 @@
 
 from sqlalchemy import select
 
+from schemas.dataset.manifest import CanaryReport
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity, Provenance
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.tables import CANARY
-
-_LONGEST_PROMPT = 1024 + 129
-"""The canary compares a prompt's last 129 tokens: all of the longest's are past a sliding window of 1,024."""
-
-
-def canary_tokens(identity: Identity) -> int:
-    """Return the tokens of the canary's longest prompt: as many as a row may have, up to a bound."""
-    return min(identity.max_tokens, _LONGEST_PROMPT)
 
 
 def canary_digest(made: Provenance) -> str:
@@ -30,17 +23,21 @@ def states_digest(identity: Identity) -> str:
 
 def _states_parts(identity: Identity) -> dict[str, object]:
     states = identity.model_dump(mode="json", include={"dtype", "layer_ids"})
-    return states | {"model_sha256": identity.model_sha256(), "canary_tokens": canary_tokens(identity)}
+    return states | {"model_sha256": identity.model_sha256()}
 
 
-def report(tx: Transaction, digest: str) -> str | None:
+def report(tx: Transaction, digest: str) -> CanaryReport | None:
     """Return the report stored under `digest`."""
-    report: str | None = tx.connection.scalar(select(CANARY.c.report).where(CANARY.c.digest == digest))
-    return report
+    stored: str | None = tx.connection.scalar(select(CANARY.c.report).where(CANARY.c.digest == digest))
+    return None if stored is None else CanaryReport.model_validate_json(stored)
 
 
-def record(tx: Transaction, digest: str, report_json: str) -> None:
-    """Store a report, replacing an older one."""
+def record(tx: Transaction, digest: str, passed: CanaryReport) -> None:
+    """Store a report in the place of an older one, unless that is of longer prompts."""
     check_write(tx)
-    new = tx.insert(CANARY).values(digest=digest, report=report_json)
-    tx.connection.execute(new.on_conflict_do_update(index_elements=["digest"], set_={"report": report_json}))
+    older = report(tx, digest)
+    if older is not None and older.tokens > passed.tokens:
+        return
+    values = {"digest": digest, "report": passed.model_dump_json()}
+    new = tx.insert(CANARY).values(values)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=["digest"], set_=values))

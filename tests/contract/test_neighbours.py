@@ -40,6 +40,7 @@ from service.store import (
 )
 from service.store.tables import JOB, METADATA
 from tests.support.children import settings_environment
+from tests.support.finished_job import a_canary
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
 from tests.support.store_cases import (
@@ -169,7 +170,7 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
         lambda: store.write(keys.add, "k2", "0" * 64, key),
         lambda: store.write(keys.revoke, "k1"),
         lambda: store.write(runs.note, job_id(5), "begun anew"),
-        lambda: store.write(canaries.record, "0" * 64, "{}"),
+        lambda: store.write(canaries.record, "0" * 64, a_canary()),
     ):
         with pytest.raises(StoreUnavailable, match=NEWER):
             verb()

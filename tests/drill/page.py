@@ -101,8 +101,8 @@ planned, loaded or compared, its job fails by name; an engine that is already ru
 - In a single row, a mistake that keeps every state in its row exactly once, and layer N's last state in its
   place (see below): no check of a single row can detect it. An engine makes such a mistake in every row,
   because the same code runs for each, and then the canary stops the job.
-- A mistake that an engine makes only past the canary's longest prompt, which has as many tokens as the job's
-  rows may have, but at most 1,153: a sliding window of 4,096 tokens that it does not keep, for example.
+- A mistake that an engine makes only past the canary's longest prompt, which has at least as many tokens as
+  the job's rows may have, up to 1,153: a sliding window of 4,096 tokens that it does not keep, for example.
 - Two rows that exchange their states, if the token that follows is equally likely in both. Of the demo's
   conversations, which all end in the same words, 2 pairs in 1,000 would pass in one direction, and both
   directions are checked.

@@ -204,7 +204,7 @@ def run_to_publishing(
     """
     if canary:
         key = canaries.canary_digest(a_provenance(job_id, an_identity()))
-        store.write(canaries.record, key, a_canary(job_id).model_dump_json())
+        store.write(canaries.record, key, a_canary(job_id))
     store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     plan = plans.lease(store, OWNER, TTL_S)
     assert plan is not None

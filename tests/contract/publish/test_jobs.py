@@ -124,9 +124,7 @@ def test_a_job_whose_canary_nobody_recorded_is_not_published(store: Store, setti
 def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, settings: Settings) -> None:
     prepare(store, settings, repo_id=None)
     earlier = a_canary("j-" + "e" * 16)
-    store.write(
-        canaries.record, canaries.canary_digest(a_provenance(JOB, an_identity())), earlier.model_dump_json()
-    )
+    store.write(canaries.record, canaries.canary_digest(a_provenance(JOB, an_identity())), earlier)
     publish(store, settings)
     checks = intact_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_report) == ("cached", earlier)

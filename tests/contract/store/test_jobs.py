@@ -31,6 +31,7 @@ from service.store import (
     units,
 )
 from service.store.transitions import lock_job, move_task, tasks_in
+from tests.support.finished_job import a_canary
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -247,13 +248,16 @@ def test_a_unit_that_is_done_can_never_move_again(store: Store, database: Store)
     assert [row.state for row in store.read(units.of_job, job_id(1))] == [TaskState.DONE]
 
 
-def test_a_canary_report_is_kept_and_replaced(store: Store) -> None:
+def test_a_canary_report_is_kept_and_replaced_unless_the_new_one_is_of_shorter_prompts(store: Store) -> None:
+    short, long = (a_canary().model_copy(update={"tokens": tokens}) for tokens in (118, 407))
     assert store.read(canaries.report, "key") is None
-    store.write(canaries.record, "key", '{"passed": true}')
-    store.write(canaries.record, "other", "{}")
-    assert store.read(canaries.report, "key") == '{"passed": true}'
-    store.write(canaries.record, "key", '{"passed": false}')
-    assert store.read(canaries.report, "key") == '{"passed": false}'
+    store.write(canaries.record, "key", short)
+    store.write(canaries.record, "other", short)
+    store.write(canaries.record, "key", long)
+    assert store.read(canaries.report, "key") == long
+    store.write(canaries.record, "key", short)
+    assert store.read(canaries.report, "key") == long
+    assert store.read(canaries.report, "other") == short
 
 
 def test_a_job_that_ended_is_resumed_within_its_owners_quota(store: Store) -> None:

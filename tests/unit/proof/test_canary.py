@@ -303,7 +303,7 @@ def test_a_sliding_window_that_the_engine_does_not_keep_is_found_in_long_prompts
 
 
 def test_the_prompts_are_always_the_same_and_begin_alike():
-    prompts = canary_prompts(32_000, 1153)
+    prompts = canary_prompts(32_000, 4095)
     assert prompts == canary_prompts(32_000, 1153)
     assert [len(prompt) for prompt in prompts] == [1, 17, 129, 1153, 1153]
     assert all(prompts[3][: len(prompt)] == prompt for prompt in prompts[:4])
@@ -312,11 +312,11 @@ def test_the_prompts_are_always_the_same_and_begin_alike():
     assert all(8_000 <= token < 24_000 for prompt in prompts for token in prompt)
 
 
-@pytest.mark.parametrize(("vocab_size", "max_len"), [*product([1, 2, 40], [1, 2, 17, 100, 129, 130])])
+@pytest.mark.parametrize(("vocab_size", "max_len"), [*product([1, 2, 40], [1, 2, 17, 100, 129, 130, 4095])])
 def test_prompts_fit_into_any_model(vocab_size, max_len):
     prompts = canary_prompts(vocab_size, max_len)
     assert min(map(len, prompts)) >= 1
-    assert max(map(len, prompts)) == max_len
+    assert max(map(len, prompts)) == min(max_len, 1153)
     assert all(0 <= token < vocab_size for prompt in prompts for token in prompt)
 
 
@@ -341,3 +341,8 @@ def test_the_key_changes_with_all_that_can_change_the_states(part, change, is_sa
     if part is not None:
         change = {part: getattr(made, part).model_copy(update=change)}
     assert (canary_digest(made.model_copy(update=change)) == canary_digest(made)) is is_same
+
+
+def test_a_job_that_0_2_0_captured_finds_its_report_when_this_version_publishes_it():
+    recorded = "f41b4d8463c366ed861193fef375159026e463b71e187479219661b3e1a9afa4"
+    assert canary_digest(provenance(identity())) == recorded
