@@ -179,6 +179,7 @@ async def capture_prompts(
 ) -> States:
     """Capture `prompts` beside a unit, as one of their own; return their states, none where not finite.
 
+    The last of several may take its beginning from the prefix cache; every token of the others is computed.
     Of a longer prompt, those of its last `JUDGED_TOKENS` tokens.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
@@ -193,8 +194,8 @@ async def capture_prompts(
         await open_attempt(link, settings, session.opening(attempt_id, len(prompts), identity), plan)
         for row, ids in enumerate(prompts):
             # One after the other, so that the last prompt's prefix is in the cache when it comes.
-            ref = RowRef(attempt_id, row, len(ids))
-            prompt = Prompt(f"canary-{row_name(attempt_id, row)}", tuple(ids), ref)
+            name, ref = f"canary-{row_name(attempt_id, row)}", RowRef(attempt_id, row, len(ids))
+            prompt = Prompt(name, tuple(ids), ref, reads_cache=0 < row == len(prompts) - 1)
             try:
                 async with asyncio.timeout(settings.engine_silence_s):
                     await session.engine.run(prompt)

@@ -57,6 +57,8 @@ class Prompt:
     `generate` requests an answer.
 
     `witness` requests the `WITNESS_TOKENS` tokens that the engine finds most likely after the last token.
+
+    Unless it `reads_cache`, every token is computed, also those that the engine's prefix cache holds.
     """
 
     request_id: str
@@ -64,6 +66,7 @@ class Prompt:
     ref: RowRef | None
     witness: bool = False
     generate: Generate | None = None
+    reads_cache: bool = True
 
 
 Ended = Literal["end", "stop", "length", "repeats"]

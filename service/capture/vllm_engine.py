@@ -246,6 +246,7 @@ def sampling_parameters(prompt: Prompt) -> SamplingParams:
         "extra_args": extra,
         "logprobs": WITNESS_TOKENS if prompt.witness else None,
         "output_kind": RequestOutputKind.FINAL_ONLY,
+        "skip_reading_prefix_cache": not prompt.reads_cache,
     }
     generate = prompt.generate
     if generate is None:

@@ -47,6 +47,15 @@ class PatientEngine(ModelEngine):
         EVENTS.append("engine")
 
 
+class CacheNotingEngine(ModelEngine):
+    """Notes how long the canary's prompts are, and whether they may be taken from the prefix cache."""
+
+    async def run(self, prompt: Prompt) -> Answer:
+        if prompt.request_id.startswith("canary-"):
+            EVENTS.append(f"{len(prompt.token_ids)} {'cached' if prompt.reads_cache else 'computed'}")
+        return await super().run(prompt)
+
+
 class BrokenEngine(ModelEngine):
     """Does not start, once the reference runs."""
 
@@ -192,7 +201,7 @@ def test_the_canary_of_short_rows_does_not_count_for_longer_ones(tmp_path, targe
 
 @pytest.mark.parametrize("max_tokens", [(40, 60), (60, 40)])
 def test_jobs_of_other_lengths_on_one_engine_share_its_canary(tmp_path, target, reference, max_tokens):
-    shop = Shop.open(tmp_path, target, engine=f"{ModelEngine.__module__}:{ModelEngine.__name__}")
+    shop = Shop.open(tmp_path, target, engine=f"{__name__}:{CacheNotingEngine.__name__}")
     made = [shop.submit(a_request(target, max_tokens=longest), str(longest)) for longest in max_tokens]
     shop.plan()
     done = lambda job_id: shop.store.read(jobs.job, job_id).progress.is_captured  # noqa: E731
@@ -200,6 +209,8 @@ def test_jobs_of_other_lengths_on_one_engine_share_its_canary(tmp_path, target, 
     shop.publish()
     assert [shop.store.read(jobs.job, job_id).state for job_id in made] == [JobState.COMPLETED] * 2
     assert reference.longest == [63]
+    computed = [event for event in EVENTS if event[0].isdigit()]
+    assert computed == ["1 computed", "17 computed", "63 computed", "63 cached"], "they begin alike"
 
 
 def test_a_reference_without_room_beside_the_start_is_run_when_the_engine_is_up(

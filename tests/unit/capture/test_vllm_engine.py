@@ -1,15 +1,16 @@
 """What becomes of a model that vLLM's own code stumbles over, before any process is started."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import DbrxConfig
 
 from schemas.digest import canonical_sha256
-from service.capture.engine import EngineSpec
+from service.capture.engine import EngineSpec, Prompt
 from service.capture.link import EngineLink
-from service.capture.vllm_engine import VllmEngine, engine_arguments
+from service.capture.vllm_engine import VllmEngine, engine_arguments, sampling_parameters
 from service.errors import EngineRefused
 from service.settings import Settings
 
@@ -49,3 +50,9 @@ def test_a_step_holds_at_most_a_gibibyte_of_states_unless_the_operator_says_othe
     assert batch_tokens(**of_70b) == 2**30 // (81 * 8192 * 2)
     assert batch_tokens(**of_70b, max_num_batched_tokens=2048) == 2048
     assert batch_tokens((2, 18, 33, 36), 4096) is None
+
+
+def test_a_prompt_that_reads_no_cache_is_computed_whole():
+    prompt = Prompt("name", (1, 2, 3), None)
+    assert not sampling_parameters(prompt).skip_reading_prefix_cache
+    assert sampling_parameters(replace(prompt, reads_cache=False)).skip_reading_prefix_cache
