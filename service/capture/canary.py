@@ -229,7 +229,7 @@ def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> Sta
                 for place, row in enumerate(receipt.rows):
                     layer_ids = shard.provenance.identity.layer_ids
                     states[row] = {
-                        layer_id: read_states(shard, place, layer_id)[-JUDGED_TOKENS:]
+                        layer_id: read_states(shard, place, layer_id)[-JUDGED_TOKENS:].clone()
                         for layer_id in layer_ids
                     }
         except (DatasetError, OSError) as error:

@@ -50,7 +50,9 @@ _LATER = 0.1
 _LONG_PROMPT = 100
 """A prompt of at least this many tokens is also compared with the noise on its own."""
 JUDGED_TOKENS = 129
-"""A prompt's last tokens, which are compared: a long prompt's others are those of a shorter one."""
+"""A prompt's last tokens, which are compared: of the longest one, the first 129, as a shorter prompt, and the
+last. More of them would take more memory in every layer, and a few wrong ones would be a smaller share.
+"""
 _LENGTHS = (1, 17, JUDGED_TOKENS)
 _LONGEST = 1024 + JUDGED_TOKENS
 """All of the tokens of such a prompt that are compared are past a sliding window of 1,024."""

@@ -20,6 +20,7 @@ from service.capture import canary, session
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.errors import EngineRefused
+from service.proof.canary import judge as right_judge
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
 from service.store import jobs, units
@@ -190,13 +191,21 @@ def test_the_reference_runs_once_while_the_engine_starts(tmp_path, target, refer
     assert EVENTS == ["reference", "engine"], "states that passed before are not computed ahead"
 
 
-def test_the_canary_of_short_rows_does_not_count_for_longer_ones(tmp_path, target, reference):
+def test_the_canary_of_short_rows_does_not_count_for_longer_ones(tmp_path, target, reference, monkeypatch):
+    kept: list[int] = []
+
+    def judge(captured: Any, *more: Any) -> Any:
+        kept.extend(one.untyped_storage().nbytes() for prompt in captured for one in prompt.values())
+        return right_judge(captured, *more)
+
+    monkeypatch.setattr(canary, "judge", judge)
     shop, job = run(tmp_path, target, max_tokens=40)
     assert job.state is JobState.COMPLETED, job.problem
     for max_tokens in (300, 4096, 50):
         again = shop.run(a_request(target, max_tokens=max_tokens), f"rows of {max_tokens}")
         assert again.state is JobState.COMPLETED, again.problem
     assert reference.longest == [63, 255], "those of shorter rows may rely on the longer prompts"
+    assert max(kept) == 129 * 64 * 2, "no longer prompt is held whole"
 
 
 @pytest.mark.parametrize("max_tokens", [(40, 60), (60, 40)])

@@ -51,8 +51,8 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.CANARY: (
         "once for a model, its layers and an engine, before the first unit commits",
-        "a few prompts of up to 1,153 tokens run through transformers: every captured layer is nearest to "
-        "its own reference, and of the same length",
+        "a few prompts of up to 1,153 tokens run through transformers: in each one's last 129 tokens, every "
+        "captured layer is nearest to its own reference, and of the same length",
     ),
     Check.RECEIPT: (
         "every file, before the unit commits",
@@ -103,6 +103,7 @@ planned, loaded or compared, its job fails by name; an engine that is already ru
   because the same code runs for each, and then the canary stops the job.
 - A mistake that an engine makes only past the canary's longest prompt, which has at least as many tokens as
   the job's rows may have, up to 1,153: a sliding window of 4,096 tokens that it does not keep, for example.
+  Or only between the 129 tokens at that prompt's beginning and those at its end, which are compared.
 - Two rows that exchange their states, if the token that follows is equally likely in both. Of the demo's
   conversations, which all end in the same words, 2 pairs in 1,000 would pass in one direction, and both
   directions are checked.
