@@ -2,8 +2,9 @@
 
 A model may overflow on a sample, and then every engine says so. A device that fails may yield NaN for any
 sample, also once it is started anew: so the second engine runs a control behind what it has found, a row that
-it has just found finite, or else the canary's prompts, of which half must be finite. Once a job has such a
-reject, the control is enough for its other units.
+it has just found finite, or else pieces of a canary's prompt, of which half must be finite: the prompts begin
+alike, and a model may overflow on a token of that beginning. Once a job has such a reject, the control is
+enough for its other units.
 
 Imports torch: import it lazily.
 """
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 NAMED = 20
 """Rows that an error names; of more it has a digest."""
+_PIECES, _PIECE_TOKENS = 8, 16
+"""Of a canary's prompt; no two have a token in common but by chance."""
 
 
 async def settle(
@@ -50,7 +53,8 @@ async def settle(
     if not await asyncio.to_thread(store.read, units.is_not_finite, lease, found.problem()):
         raise found
     finite = [(tokens, row) for one in sealed for row, tokens in zip(one.rows, one.num_tokens, strict=True)]
-    prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
+    ids = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)[-1]
+    prompts = [ids[at : at + _PIECE_TOKENS] for at in range(0, len(ids), _PIECE_TOKENS)][:_PIECES]
     if finite:
         prompts = [plan["input_ids"][min(finite)[1]].values.to_numpy().tolist()]
     control = await capture_prompts(lease, settings, session, prompts)

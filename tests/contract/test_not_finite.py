@@ -1,6 +1,7 @@
 """Rows with NaN: a device that fails loses no sample, and a model that overflows on one ends the job."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from schemas.job import JobState
 from service.capture import not_finite
 from service.capture.engine import Answer, Prompt
+from service.proof.canary import canary_prompts
 from service.store import commits, jobs, units, workers
 from tests.contract.test_jobs import assert_whole
 from tests.support.fake_engine import FakeEngine
@@ -71,6 +73,16 @@ class UnlikeEngine(OverflowingEngine):
         states_LTH = FakeEngine._states(self, token_ids)
         if len(token_ids) in self.overflows:
             states_LTH[:, OverflowingEngine.started % 4 : -1] = float("inf")
+        return states_LTH
+
+
+class OverflowingTokenEngine(OverflowingEngine):
+    """Its model overflows on rows with one of these tokens."""
+
+    def _states(self, token_ids: list[int]) -> torch.Tensor:
+        states_LTH = FakeEngine._states(self, token_ids)
+        if any(token in self.overflows for token in token_ids):
+            states_LTH[:] = float("inf")
         return states_LTH
 
 
@@ -168,6 +180,20 @@ def test_a_model_that_overflows_ends_with_those_samples_rejected_by_the_second_e
     }
     assert OverflowingEngine.started <= 3
     assert {row.attempts for row in shop.store.read(units.of_job, job.id)} == {1}
+
+
+def test_a_model_that_overflows_on_a_token_of_the_canarys_is_no_failing_device(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit has no other row. The token is among the first of the canary's prompts, which begin alike."""
+    vocab_size = json.loads((target / "config.json").read_text())["vocab_size"]
+    token = canary_prompts(vocab_size, 17)[1][5]
+    monkeypatch.setattr(OverflowingEngine, "overflows", {token})
+    use(shop, OverflowingTokenEngine)
+    samples = [{"id": f"s{n}", "token_ids": [token, *range(1, n)]} for n in range(6, 6 + UNIT)]
+    job = shop.run(request(target, samples + rows_of(range(11, 16)), loss="all"))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=UNIT, rejected=UNIT)
 
 
 def test_an_engine_whose_control_fails_leaves_a_finding_for_the_next_one_to_confirm(
