@@ -81,12 +81,12 @@ class FileRows:
                 raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
             if frozen is None:
                 names = [name for name in names if _is_complete(files[name], source)]
-            for name in names:
-                name.encode()  # the ids of its rows begin with the name
             real = {name: next(places(files[name])) for name in names}
-            if frozen is None:  # a link to another of them, such as latest.jsonl, would be its rows again
-                own = {files[name] for name in names}
-                real = {name: file for name, file in real.items() if file == files[name] or file not in own}
+            if frozen is None:  # by a link, such as latest.jsonl, a file has its own name, and no second one
+                own = {files[name]: name for name in _readable(files)}
+                real = dict(sorted((own.setdefault(file, name), file) for name, file in real.items()))
+            for name in real:
+                name.encode()  # the ids of its rows begin with the name
             folder = next((str(file.parents[name.count("/")]) for name, file in files.items()), None)
             rows = replace(self, files=real, folder=folder)
         except UnicodeEncodeError as error:

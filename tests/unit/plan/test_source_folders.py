@@ -126,6 +126,22 @@ def test_a_link_to_a_file_that_is_read_under_its_own_name_does_not_give_its_rows
     assert len(rows_of(tmp_path, "latest/latest.jsonl")) == len(rows_of(tmp_path, "latest/l*.jsonl")) == 1
 
 
+def test_links_to_one_file_outside_of_the_folder_give_its_rows_once(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    jsonl(tmp_path / "out.jsonl", {"text": "x"})
+    for name in ("b.jsonl", "a.jsonl"):
+        (tmp_path / "in" / name).symlink_to("../out.jsonl")
+    assert [row.source_id for row in rows_of(tmp_path, "in")] == ["a.jsonl:0"]
+
+
+def test_a_file_is_read_under_its_own_name_also_if_only_a_link_to_it_has_the_marker(tmp_path: Path) -> None:
+    jsonl(tmp_path / "b.jsonl", {"text": "x"})
+    (tmp_path / "a.jsonl").symlink_to("b.jsonl")
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / f"{name}.done").touch()
+        assert [row.source_id for row in rows_of(tmp_path, ".", marker=".done")] == ["b.jsonl:0"]
+
+
 @pytest.mark.parametrize("target", ["../out", "all/.hidden"])
 def test_a_link_to_a_folder_that_is_not_read_otherwise_is_refused(tmp_path: Path, target: str) -> None:
     for folder in ("in/all/.hidden", "in/all/0", "out"):
