@@ -64,7 +64,11 @@ def begin(out: Path, identity: dict[str, Any]) -> bool:
                 field=name,
                 cure=f"{cure} to go on, or name another folder in --out",
             )
-    return bool(recorded["complete"]) and (out / NOTES).exists()
+    if recorded["complete"] and (out / NOTES).exists():
+        return True
+    # Without what is promised beside `identity`, such as that all was checked: it is not of what comes now.
+    seal_json(path, identity | {"complete": False})
+    return False
 
 
 def end(out: Path, identity: dict[str, Any], rows: int, notes: str) -> None:

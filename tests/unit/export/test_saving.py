@@ -8,6 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from service.errors import IdentityChanged
+from service.export.record import begin
 from service.export.saving import save_safetensors, save_torch
 
 DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
@@ -62,3 +64,13 @@ def test_an_error_keeps_no_view_of_what_could_not_be_written(tmp_path: Path):
     values = [value for entry in error.traceback for value in entry.locals.values()]
     (written,) = (value for value in values if isinstance(value, BytesIO))
     written.truncate(0)  # a BufferError while there is a view
+
+
+def test_an_export_that_goes_on_without_a_promise_does_not_keep_it(tmp_path: Path) -> None:
+    """1. A checked one is killed. 2. One without checks goes on. 3. A checked one takes nothing of it."""
+    plain = {"format": "ids"}
+    checked = plain | {"checked": True}
+    assert not begin(tmp_path, checked) and not begin(tmp_path, checked)
+    assert not begin(tmp_path, plain)
+    with pytest.raises(IdentityChanged, match="begun with checked null"):
+        begin(tmp_path, checked)
