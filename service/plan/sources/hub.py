@@ -223,12 +223,16 @@ def own_files_only(repository: str) -> Iterator[None]:
     repository or on another host.
     """
     from datasets import data_files
+    from datasets.exceptions import DataFilesNotFoundError
 
     resolve_pattern = data_files.resolve_pattern
 
     def resolve_own(pattern: str, base_path: str, *options: object, **named: object) -> list[str]:
         _check_own(repository, f"{base_path}/", pattern)
-        files: list[str] = resolve_pattern(pattern, base_path, *options, **named)
+        try:
+            files: list[str] = resolve_pattern(pattern, base_path, *options, **named)
+        except FileNotFoundError as error:  # otherwise `datasets` names a folder of this node, too
+            raise DataFilesNotFoundError(str(error)) from error
         _check_own(repository, *files)
         return files
 

@@ -258,6 +258,7 @@ def test_a_private_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
         ({"train.jsonl.xz": b"\xfd7zXZ\0 and no more"}, "cannot be read: LZMAError"),
         ({"train.jsonl.bz2": b"BZh9 and no more"}, "cannot be read: a file is broken"),
         ({"train.parquet": TABLE[:4] + b"\xff" * 9 + TABLE[13:]}, "cannot be read: a file is broken"),
+        ({"README.md": card({"data_files": "b.jsonl"})} | FIVE, "cannot be read: Unable to find 'hf://"),
         ({"a.tar": b"content"}, "of the form 'webdataset'"),
         ({"train.parquet": b"PAR1" * 9}, "cannot be read"),
         ({"a.h5": b"content"}, "of the form 'hdf5'"),
