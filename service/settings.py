@@ -20,6 +20,8 @@ from service.logs import log_to_stderr
 
 YEAR_S = 31_536_000.0
 """Most of a time that the database adds to its clock: beyond the year 9999 there is no time."""
+WAIT_S = 2_000_000.0
+"""Most of a time that a process waits for another: the kernel's `poll` takes 2^31 ms at most."""
 
 
 class Settings(BaseSettings):
@@ -150,7 +152,7 @@ class Settings(BaseSettings):
     """Jobs that one worker plans at once, each in its own child process."""
     publishers: int = Field(default=3, ge=1, le=64)
     """Datasets that one worker publishes at once; a repository has one publisher at a time."""
-    poll_s: float = Field(default=0.5, gt=0)
+    poll_s: float = Field(default=0.5, gt=0, le=WAIT_S)
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)
     """Attempts at a unit before its job fails; if ten workers die silently on one unit, the job is blocked.
@@ -169,9 +171,9 @@ class Settings(BaseSettings):
     """Most tokens that one worker has in its engine at once. Several batches keep the engine full."""
     in_flight_requests: int = Field(default=512, ge=1)
     """Most requests that one worker has in its engine at once."""
-    plan_row_cpu_s: float = Field(default=60.0, gt=0)
+    plan_row_cpu_s: float = Field(default=60.0, gt=0, le=WAIT_S)
     """CPU time that planning one row, or loading the tokenizer, may take before the job fails."""
-    plan_silence_s: float = Field(default=600.0, gt=0)
+    plan_silence_s: float = Field(default=600.0, gt=0, le=WAIT_S)
     """How long one row may take without using CPU time, for example on a disk that does not answer; in
     `quarry verify`, how long one row, or 1 MiB of a file, may take in total."""
     plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)

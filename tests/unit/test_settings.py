@@ -93,10 +93,14 @@ def test_an_option_that_is_given_twice_is_refused_by_its_setting(monkeypatch: py
     assert refused.value.field == "config.seed"
 
 
-@pytest.mark.parametrize("name", ["lease_s", "host_lost_s", "engine_rest_s", "keep_jobs_days"])
+REACHED = "lease_s", "host_lost_s", "engine_rest_s", "keep_jobs_days"
+WAITED = "poll_s", "plan_row_cpu_s", "plan_silence_s"
+
+
+@pytest.mark.parametrize("name", [*REACHED, *WAITED])
 @pytest.mark.parametrize("given", ["inf", "1e12", "nan"])
 def test_a_time_that_no_clock_reaches_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, given: str):
-    """It ended every heartbeat, or every search for old jobs, in an overflow."""
+    """It ended every heartbeat, search for old jobs, read of a request or plan in an overflow."""
     monkeypatch.setenv(f"QUARRY_{name.upper()}", given)
     with pytest.raises(OptionRefused, match=r"less than or equal|greater than") as refused:
         load_settings()
