@@ -12,8 +12,10 @@ from sqlalchemy import and_, delete, exists, func, select
 from schemas.identity import Identity
 from schemas.job import STOPPED_JOB_STATES
 from schemas.schedule import RunOutcome, ScheduleRules
+from service.errors import NotFound
 from service.store import jobs, runs, storing, totals
 from service.store.database import Transaction
+from service.store.schedule_rows import row_of
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
 from service.store.tables import JOB, SHARD, TASK, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
@@ -34,9 +36,13 @@ class Earlier:
 
 
 def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier | None:
-    """Return the runs of a schedule other than `job_id`, or None if the schedule was deleted."""
-    rules = tx.connection.scalar(select(SCHEDULE.c.rules).where(SCHEDULE.c.number == schedule))
-    if rules is None:
+    """Return the runs of a schedule other than `job_id`, or None if the schedule was deleted.
+
+    Raises QuarryError if its rules cannot be read.
+    """
+    try:
+        rules = row_of(tx, select(SCHEDULE.c.rules), schedule)["rules"]
+    except NotFound:
         return None
     identity = func.coalesce(RUN.c.identity, JOB.c.identity, type_=RUN.c.identity.type).label("identity")
     wrote = exists().where(CAPTURED_SAMPLES.c.schedule == schedule, CAPTURED_SAMPLES.c.job_id == RUN.c.job_id)

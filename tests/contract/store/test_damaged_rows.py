@@ -10,10 +10,12 @@ from schemas.job import JobState
 from schemas.schedule import NewSchedule, ScheduleView, UnreadableSchedule
 from schemas.webhook import Webhook
 from schemas.worker import WorkerStatus
+from service.errors import QuarryError
 from service.store import (
     Lease,
     NewJob,
     Store,
+    captured_samples,
     deletion,
     hosts,
     jobs,
@@ -178,3 +180,9 @@ def test_a_schedule_whose_rules_cannot_be_read_hides_no_other_and_can_be_deleted
     assert shown == [(UnreadableSchedule, "one"), (ScheduleView, "two")]
     two_schedules.write(schedules.remove, "one")
     assert [view.name for view in two_schedules.read(schedules.page)] == ["two"]
+
+
+def test_a_plan_for_a_schedule_whose_rules_cannot_be_read_ends_with_their_cause(two_schedules: Store) -> None:
+    number, _ = two_schedules.read(schedules.numbered, "one")
+    with pytest.raises(QuarryError, match="the stored rules of schedule 'one' cannot be read"):
+        two_schedules.read(captured_samples.earlier, number, FIRST, "recipe")
