@@ -34,12 +34,13 @@ def read_columns(row: Mapping[str, Any], schema: pa.Schema | None, labels: Seque
 def name_twice(schema: pa.Schema, used: Collection[str], again: str) -> str | None:
     """Return a name that a file has twice: of a column in `used`, or of a member of a struct in one.
 
-    `again` is what the file's reader has added to the name of a second column.
+    `again` is what the file's reader has added to the name of a second column, if no column in `used` has it.
     """
-    columns = [field for field in schema if field.name.removesuffix(again) in used]
-    if name := _repeated([field.name.removesuffix(again) for field in columns]):
+    names = [field.name if field.name in used else field.name.removesuffix(again) for field in schema]
+    if name := _repeated([name for name in names if name in used]):
         return name
-    return next(filter(None, (_member_twice(field.type) for field in columns)), None)
+    kinds = (field.type for field, name in zip(schema, names, strict=True) if name in used)
+    return next(filter(None, map(_member_twice, kinds)), None)
 
 
 @lru_cache

@@ -149,6 +149,7 @@ class HubRows:
         """Return a file's table. Raises SourceRefused for a name that is there twice: either may be meant."""
         if (name := name_twice(table.schema, used, again)) is not None:
             detail = f"{_what(self.source)} has several columns or members {name!r} in a file"
+            detail += f", or one {name + again!r} beside it" if again else ""
             raise SourceRefused(detail, field=_FIELD, cure="rename all but one")
         return table
 

@@ -12,6 +12,7 @@ import pytest
 
 from schemas.source import Sample
 from service.plan.sources import RejectReason, RowReject
+from service.plan.sources.columnar import name_twice
 from service.plan.sources.conversations import read_row
 from tests.support.fake_hub import FakeHub
 from tests.unit.plan.test_hub_sources import rows
@@ -115,3 +116,18 @@ def test_columns_of_a_dataset_on_the_hub_give_them_too(hub: FakeHub, tmp_path: P
     expected = [row.content for row in rows_of(tmp_path, jsonl(tmp_path / "lines.jsonl", *CALLED))]
     files = {"train.parquet": of_datasets(tmp_path / "columns.parquet", CALLED).read_bytes()}
     assert [row.content for row in rows(hub, files)] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "used", "twice"),
+    [
+        (["m-4", "m-4.1"], {"m-4", "m-4.1"}, None),
+        (["m-4", "m-4.1"], {"m-4.1"}, None),
+        (["m-4", "m-4.1"], {"m-4"}, "m-4"),  # as `pandas` reads a second m-4
+        (["m-4", "m-4.1", "m-4.2"], {"m-4", "m-4.2"}, "m-4"),
+    ],
+)
+def test_a_column_that_is_asked_for_is_no_second_one_of_another_name(
+    names: list[str], used: set[str], twice: str | None
+) -> None:
+    assert name_twice(pa.schema([(name, pa.int64()) for name in names]), used, ".1") == twice
