@@ -171,6 +171,8 @@ def _checked(url: str) -> URL:
     except (ArgumentError, ValueError):
         # Without its cause, which quotes what stands where a port should: it may be of a password.
         raise _unreadable() from None
+    if "%00" in url:  # libpq ends there, without the options behind it, and SQLite raises ValueError
+        raise _unreadable()
     in_memory = parsed.database in (None, "", ":memory:")
     if parsed.drivername not in DRIVERS or (parsed.drivername == "sqlite" and in_memory):
         detail = f"{parsed.drivername!r} without a file or server is not a durable database that Quarry knows"

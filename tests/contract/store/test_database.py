@@ -227,6 +227,8 @@ def test_an_option_that_is_not_of_libpq_is_refused(option: str) -> None:
         (f"postgresql://me@{'h' * 300}:1/name", "cannot be read"),
         ("postgresql://me@one..two:1/name", "cannot be read"),
         ("postgresql://m\udce9@127.0.0.1:1/name", "cannot be read"),
+        ("postgresql://me%00@127.0.0.1:1/name", "cannot be read"),
+        ("sqlite:////no/such/qu%00arry.db", "cannot be read"),
         ("sqlite:////no/such/quarry.db?timeout=abc", "no options"),
         ("sqlite:////no/such/quarry.db?timeout=1&timeout=2", "no options"),
         ("sqlite:////no/such/quarry.db?mode=memory&uri=true", "no options"),
