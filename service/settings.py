@@ -240,7 +240,8 @@ class Settings(BaseSettings):
         """Return the store's URL."""
         if self.database_url is not None:
             return self.database_url.get_secret_value()
-        return f"sqlite:///{self.data_dir.resolve() / 'quarry.db'}"
+        path = str(self.data_dir.resolve() / "quarry.db")
+        return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
 
     def narrowed(self, grants: Grants | None) -> Self:
         """Return these settings with only the folders and Hub namespaces that a key allows; null: all."""

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 import service.migrations
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
+from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration
 from service.store.tables import METADATA, UNIT
 from tests.support.pg import Postgres
@@ -252,3 +253,11 @@ def test_the_folder_of_a_new_database_is_made(tmp_path: Path) -> None:
     store.write(migration.migrate)
     assert submit(store) == store.read(jobs.job, job_id(1))
     store.close()
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a%2Fb", "a?b", "a#b"])
+def test_the_database_is_in_the_data_folder_whatever_that_is_called(tmp_path: Path, name: str) -> None:
+    with closing(Store(Settings(data_dir=tmp_path / name).database())) as it:
+        assert it.read(migration.is_new)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "quarry.db").exists()
