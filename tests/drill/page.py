@@ -184,7 +184,8 @@ def _checks() -> Iterator[str]:
         f"the clock, with the model compiled, capturing with them took {_by_the_clock()} of the time "
         "without, the median of five interleaved rounds and their range (measured once, "
         "`benchmarks/results/cpu-checks.json`; no command repeats it today). The canary runs beside the "
-        "first unit, once a model."
+        "first unit, once a model: of a model of 0.9 billion parameters, its reference took 27 s and 1.5 GiB "
+        "(measured once, on 2 cores)."
     )
 
 
