@@ -27,9 +27,9 @@ def _states_parts(identity: Identity) -> dict[str, object]:
 
 
 def report(tx: Transaction, digest: str) -> CanaryReport | None:
-    """Return the report stored under `digest`."""
+    """Return the report stored under `digest`, without what a later version may have added to it."""
     stored: str | None = tx.connection.scalar(select(CANARY.c.report).where(CANARY.c.digest == digest))
-    return None if stored is None else CanaryReport.model_validate_json(stored)
+    return None if stored is None else CanaryReport.answered(stored.encode())
 
 
 def record(tx: Transaction, digest: str, passed: CanaryReport) -> None:

@@ -15,6 +15,7 @@ from service.store import (
     Lease,
     NewJob,
     Store,
+    canaries,
     captured_samples,
     deletion,
     hosts,
@@ -30,8 +31,9 @@ from service.store import (
 from service.store.clock import set_slots_right
 from service.store.schedule_tables import SCHEDULE
 from service.store.stopping import stop
-from service.store.tables import EVENT, JOB, WORKER
+from service.store.tables import CANARY, EVENT, JOB, WORKER
 from service.store.transitions import lock_job
+from tests.support.finished_job import a_canary
 from tests.support.store_cases import (
     OWNER,
     PROBLEM,
@@ -126,7 +128,8 @@ def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, da
         hosts.register(tx, "a" * 32, "node", is_home=True)
         workers.beat(tx, OWNER, TTL_S, status=WorkerStatus(version="9.9"))
         stop(tx, lock_job(tx, FIRST), JobState.BLOCKED, PROBLEM)
-    for column in WORKER.c.status, JOB.c.problem, EVENT.c.entry:
+        canaries.record(tx, "key", a_canary())
+    for column in WORKER.c.status, JOB.c.problem, EVENT.c.entry, CANARY.c.report:
         with database.writing() as tx:
             newer = func.replace(cast(column, Text), "{", '{"new": 1, ', type_=Text)
             tx.connection.execute(update(column.table).values({column: newer}))
@@ -137,6 +140,7 @@ def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, da
     assert [(one.version, one.roles) for one in host.workers] == [("9.9", ("new",))]
     assert store.read(jobs.job, FIRST).problem == PROBLEM
     assert store.read(jobs.events, FIRST, after=0)[-1].problem == PROBLEM
+    assert store.read(canaries.report, "key") == a_canary()
 
 
 @pytest.fixture
