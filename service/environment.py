@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
-from service.errors import OptionRefused
+from service.errors import OptionRefused, RequestError
 from service.repeated_fields import check_fields
 
 PREFIX = "QUARRY_"
@@ -19,9 +19,12 @@ class Environment(EnvSettingsSource):
     """The environment, in whose JSON no object may have a field twice."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401
-        """Return the value of a variable. Raises ValueError; RequestError for a field that is given twice."""
+        """Return the value of a variable. Raises ValueError; OptionRefused if a field is given twice."""
         decoded = super().decode_complex_value(field_name, field, value)
-        check_fields(value.encode(), f"{PREFIX}{field_name.upper()}")
+        try:
+            check_fields(value.encode(), f"{PREFIX}{field_name.upper()}")
+        except RequestError as twice:
+            raise OptionRefused(twice.detail, field=f"{field_name}.{twice.field}", cure=twice.cure) from None
         return decoded
 
 

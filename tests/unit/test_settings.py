@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import HubDenied, OptionRefused, RequestError
+from service.errors import HubDenied, OptionRefused
 from service.settings import Settings, load_settings
 
 
@@ -88,9 +88,9 @@ def test_a_list_that_is_not_json_is_refused_by_its_name(monkeypatch: pytest.Monk
 
 def test_an_option_that_is_given_twice_is_refused_by_its_setting(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUARRY_ENGINE_OPTIONS", '{"config": {"seed": 1, "seed": 2}}')
-    with pytest.raises(RequestError, match="QUARRY_ENGINE_OPTIONS has several") as refused:
+    with pytest.raises(OptionRefused, match="QUARRY_ENGINE_OPTIONS has several") as refused:
         load_settings()
-    assert refused.value.field == "config.seed"
+    assert refused.value.field == "engine_options.config.seed"
 
 
 REACHED = "lease_s", "host_lost_s", "engine_rest_s", "keep_jobs_days"
