@@ -178,7 +178,8 @@ def _listed(quarry: Quarry) -> tuple[list[ScheduleView], ProblemReceived | None]
     """Return the schedules, up to the page with one that cannot be read, and the problem that ended it."""
     listed: list[ScheduleView] = []
     try:
-        listed += quarry.schedules()
+        for schedule in quarry.schedules():
+            listed.append(schedule)
     except ProblemReceived as error:
         return listed, error
     return listed, None

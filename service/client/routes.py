@@ -130,8 +130,8 @@ def _list(
 
 def _readable(page: SchedulePage) -> Iterator[ScheduleView]:
     yield from page.schedules
-    for one in page.unreadable:
-        raise ProblemReceived(one.problem)
+    if page.unreadable:
+        raise ProblemReceived(page.unreadable[0].problem)
 
 
 def _method(template: Call[Any], do: Callable[[Any, Call[Any]], object]) -> Callable[[Any], Any]:

@@ -9,7 +9,7 @@ tokens, so a prompt's states are the first ones of its row, and a prompt that be
 its own. The model's own forward runs unchanged; hooks read each layer's weights before it runs and drop them
 afterwards, so that the files are read once, for any architecture in transformers.
 
-Legend: B prompts, T tokens of the longest, H hidden size, N decoder layers.
+Legend: B rows of the batch, T tokens of the longest prompt, H hidden size, N decoder layers.
 """
 
 import json

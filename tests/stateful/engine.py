@@ -55,9 +55,8 @@ async def reference_states(
     prompts: Sequence[Sequence[int]],
     dtype: Dtype,
     *,
-    max_bytes: int | None,
-    timeout_s: float,
-    last_tokens: int | None = None,
+    last_tokens: int,
+    **_: object,
 ) -> Reference:
     """Take the reference's own pass in this process: one of its own takes seconds to start."""
 
