@@ -33,12 +33,26 @@ class UnitChecks(Wire):
         exclude_if=lambda counts: not counts,
         description="counts of conversations and of how answers ended",
     )
+    second_runs: Count = Field(
+        default=0,
+        exclude_if=lambda count: not count,
+        description="rows that were computed a second time, in another batch, and had the same states",
+    )
+    second_run_cosine: float | None = Field(
+        default=None,
+        ge=-1.001,
+        le=1.001,
+        exclude_if=lambda cosine: cosine is None,
+        description="of those rows, the median over the tokens of the worst layer and piece",
+    )
 
     @model_validator(mode="after")
     def _parts_of_the_whole(self) -> Self:
         if not self.logit_argmax_agree <= self.logit_rows <= self.rows_checked:
             agree, checked = self.logit_argmax_agree, self.rows_checked
             raise ValueError(f"{agree} of {self.logit_rows} logit rows agree, of {checked} rows checked")
+        if (self.second_run_cosine is None) != (self.second_runs == 0):
+            raise ValueError(f"{self.second_runs} rows ran twice, with a cosine of {self.second_run_cosine}")
         return self
 
 

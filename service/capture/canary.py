@@ -175,12 +175,17 @@ def _prompts(spec: EngineSpec, head: Head) -> list[list[int]]:
 
 
 async def capture_prompts(
-    lease: UnitLease, settings: Settings, session: EngineSession, prompts: Sequence[Sequence[int]]
+    lease: UnitLease,
+    settings: Settings,
+    session: EngineSession,
+    prompts: Sequence[Sequence[int]],
+    *,
+    last_tokens: int = JUDGED_TOKENS,
 ) -> States:
     """Capture `prompts` beside a unit, as one of their own; return their states, none where not finite.
 
     The last of several may take its beginning from the prefix cache; every token of the others is computed.
-    Of a longer prompt, those of its last `JUDGED_TOKENS` tokens.
+    Of a longer prompt, those of its `last_tokens`.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
@@ -202,7 +207,7 @@ async def capture_prompts(
             except TimeoutError as error:
                 raise silent(settings.engine_silence_s) from error
         sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
-        return await asyncio.to_thread(_read, folder, sealed, len(prompts))
+        return await asyncio.to_thread(_read, folder, sealed, len(prompts), last_tokens)
     finally:
         await link.abandon(attempt_id)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # or the sweeper
@@ -218,7 +223,7 @@ def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
     )
 
 
-def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> States:
+def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int, last_tokens: int) -> States:
     """Raise WriteFailed if a sealed file cannot be read back."""
     states: list[dict[int, torch.Tensor]] = [{} for _ in range(num_prompts)]
     for receipt in receipts:
@@ -229,7 +234,7 @@ def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> Sta
                 for place, row in enumerate(receipt.rows):
                     layer_ids = shard.provenance.identity.layer_ids
                     states[row] = {
-                        layer_id: read_states(shard, place, layer_id)[-JUDGED_TOKENS:].clone()
+                        layer_id: read_states(shard, place, layer_id)[-last_tokens:].clone()
                         for layer_id in layer_ids
                     }
         except (DatasetError, OSError) as error:

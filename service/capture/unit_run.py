@@ -7,6 +7,7 @@ Runs on the worker's event loop; disk access and checks run in threads. Failures
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from connector.wire import RowRef
@@ -24,6 +25,7 @@ from service.capture.engine import Prompt, PromptRefused
 from service.capture.not_finite import settle
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.renderer import Renderers
+from service.capture.second_run import run_again
 from service.capture.session import EngineSession
 from service.errors import QuarryError, writing
 from service.plan.unit_plan import as_written, unpacked
@@ -87,6 +89,12 @@ class UnitRun:
             meters.SEALED.add(samples=len(receipt.rows), tokens=sum(receipt.num_tokens), bytes=receipt.bytes)
         commit = await asyncio.to_thread(self._verify, order, sealed)
         await settle(self._lease, self._session, self._store, self._settings, self._plan, sealed)
+        cosine = await run_again(
+            self._lease, self._session, self._budget, self._store, self._settings, sealed
+        )
+        if cosine is not None:
+            checks = commit.checks.model_copy(update={"second_runs": 1, "second_run_cosine": cosine})
+            commit = replace(commit, checks=checks)
         meters.PROVEN.add_shards(commit.shards)
         return commit
 

@@ -27,7 +27,7 @@ POST_NORM = -1
 CANARY_SKIP = 'set "canary": "skip" to run without it; the manifest records that'
 """The cure if there is no reference."""
 
-_MIN_COSINE: dict[Dtype, float] = {"bfloat16": 0.99, "float16": 0.999, "float32": 0.99999}
+MIN_COSINE: dict[Dtype, float] = {"bfloat16": 0.99, "float16": 0.999, "float32": 0.99999}
 """A correct capture differs by a few roundings per decoder layer: relative errors of 5e-2, 4e-3 and 4e-6 were
 seen after 8 layers, and cosines of 0.9987, 0.99999 and 1. The rest is margin for depth and other kernels.
 """
@@ -36,7 +36,7 @@ _MIN_COSINE_8BIT = 0.95
 by 2.6e-2; relative errors of 3e-2 were seen in a trained 8-layer model and 0.22 in a random 22-layer one,
 with cosines of 0.9993 and 0.975. The nearest layer of the reference still identifies the layer.
 """
-_MIN_TOKENS = 0.9
+MIN_TOKENS = 0.9
 """Share of each prompt's tokens that must match: rounding alone flips an MoE router on a few."""
 _CLOSER = 0.5
 _NOISE_FACTOR = 2.0
@@ -47,7 +47,7 @@ _ROUNDING: dict[Dtype, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 _QUANTILES = (0.5, 0.8)
 _LATER = 0.1
 """A quantile is compared with a higher quantile of the noise, because the noise hits tokens at random."""
-_LONG_PROMPT = 100
+LONG_PROMPT = 100
 """A prompt of at least this many tokens is also compared with the noise on its own."""
 JUDGED_TOKENS = 129
 """A prompt's last tokens, which are compared: of the longest one, the first 129, as a shorter prompt, and the
@@ -122,7 +122,7 @@ def judge(
         StatesWrong: names the layer, the distance, and which layer it looks like.
     """
     layers = []
-    min_cosine = _MIN_COSINE[dtype] if activation_bits is None else _MIN_COSINE_8BIT
+    min_cosine = MIN_COSINE[dtype] if activation_bits is None else _MIN_COSINE_8BIT
     for layer_id in layer_ids:
         distances = _distances(layer_id, captured, reference)
         for distance in distances:
@@ -177,7 +177,7 @@ def judge_by_noise(
         error_T, noise_T = _own_errors(distances), _own_errors(noise)
         _check_noise(layer_id, error_T, noise_T, _ROUNDING[dtype])
         for of_prompt, noise_of_prompt in zip(distances, noise, strict=True):
-            if len(of_prompt.own_T) >= _LONG_PROMPT:
+            if len(of_prompt.own_T) >= LONG_PROMPT:
                 _check_noise(layer_id, of_prompt.own_T, noise_of_prompt.own_T, _ROUNDING[dtype])
         medians = {
             "median_rel_error": float(error_T.median()),
@@ -185,6 +185,11 @@ def judge_by_noise(
         }
         layers.append(_agreement(layer_id, distances).model_copy(update=medians))
     return tuple(layers)
+
+
+def most_stretch(min_cosine: float) -> float:
+    """Return by what share a length may differ: noise that turns a state so much may stretch it as much."""
+    return math.sqrt(2 * (1 - min_cosine))
 
 
 def _distances(layer_id: int, states: States, reference: States) -> list[_Distance]:
@@ -232,10 +237,9 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
     nearer_T = distance.error_JT.amin(dim=0) < _CLOSER * distance.own_T
     fits_T = (distance.cosine_T >= min_cosine) & ~nearer_T
     share = float(fits_T.double().mean())
-    # Noise that turns a state by so much may stretch it as much.
-    stretched_T = (distance.length_T - 1).abs() > math.sqrt(2 * (1 - min_cosine))
-    if share >= _MIN_TOKENS:
-        if float(stretched_T.double().mean()) > 1 - _MIN_TOKENS:
+    stretched_T = (distance.length_T - 1).abs() > most_stretch(min_cosine)
+    if share >= MIN_TOKENS:
+        if float(stretched_T.double().mean()) > 1 - MIN_TOKENS:
             length = float(distance.length_T[stretched_T].median())
             raise _wrong(f"layer {layer_id} is {length:.2g} times as large as in the model")
         return

@@ -246,6 +246,11 @@ def _checks(commits: Sequence[UnitCommit], canary: CanaryState, report: CanaryRe
         logit_argmax_agree=sum(checks.logit_argmax_agree for checks in made),
         logit_max_error=max((checks.logit_max_error for checks in made), default=0.0),
         answers=dict(sum((Counter(checks.answers) for checks in made), Counter())),
+        second_runs=sum(checks.second_runs for checks in made),
+        second_run_cosine=min(
+            (checks.second_run_cosine for checks in made if checks.second_run_cosine is not None),
+            default=None,
+        ),
         canary=canary,
         canary_report=report,
     )

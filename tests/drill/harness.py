@@ -75,11 +75,12 @@ class Drill:
         plant: str | None,
         *,
         everywhere: bool = False,
+        units_only: bool = False,
         engine: str = "PlantedEngine",
         before: Callable[[Shop, str], None] = lambda shop, job_id: None,
         **settings: Any,
     ) -> Caught | None:
-        """Run a job with `plant` in one row, or in all; none: nobody noticed.
+        """Run a job with `plant` in one row, in all, or in all of its units; none: nobody noticed.
 
         `before` is given the job between its plan and its capture.
         """
@@ -89,12 +90,19 @@ class Drill:
         told = {"engine": f"tests.drill.harness:{engine}", "unit_attempts": 1, "receipt_timeout_s": timeout_s}
         shop = Shop.open(folder, self.target, **(told | settings))
         try:
-            return self._run(shop, plant, everywhere=everywhere, before=before)
+            rows = None if everywhere or units_only else victims
+            return self._run(shop, plant, rows, units_only=units_only, before=before)
         finally:
             shop.store.close()
 
     def _run(
-        self, shop: Shop, plant: str | None, *, everywhere: bool, before: Callable[[Shop, str], None]
+        self,
+        shop: Shop,
+        plant: str | None,
+        rows: Callable[[Shop, str], tuple[int, int]] | None,
+        *,
+        units_only: bool,
+        before: Callable[[Shop, str], None],
     ) -> Caught | None:
         lengths = (LENGTHS * NUM_SAMPLES)[:NUM_SAMPLES]
         samples = [
@@ -112,8 +120,8 @@ class Drill:
         path = shop.settings.data_dir / "plant.json"
         self.monkeypatch.setenv(planted_connector.ORDER, str(path))
         if plant is not None:
-            row, other = (None, None) if everywhere else victims(shop, job_id)
-            Order(plant, str(self.target), row, other).save()
+            row, other = (None, None) if rows is None else rows(shop, job_id)
+            Order(plant, str(self.target), row, other, units_only=units_only).save()
         before(shop, job_id)
         shop.capture(job_id)
         shop.publish()

@@ -19,7 +19,7 @@ settings; if a check is switched off, the drill fails. This page is generated fr
 
 ## The checks
 
-"Every row" is meant literally: no check in this table samples rows.
+"Every row" is meant literally: but for the second run, no check in this table samples rows.
 """
 
 ABOUT: dict[Check, tuple[str, str]] = {
@@ -73,6 +73,12 @@ ABOUT: dict[Check, tuple[str, str]] = {
         "as the engine's log-probabilities do, within rounding, row by row and over all rows "
         "([the bounds](tolerance.md))",
     ),
+    Check.SECOND: (
+        "a row of an engine's first units, then at most 0.5% of the tokens, before the unit commits",
+        "the row is computed again by itself, without the prefix cache, up to its 4,096th token: in each "
+        "piece of 129 tokens every layer has the same states, within rounding. Not of a model whose canary is "
+        "skipped, or was judged by its noise",
+    ),
     Check.SILENCE: (
         "every unit, capture",
         "an engine that has answered every row must hand over every row",
@@ -100,7 +106,8 @@ planned, loaded or compared, its job fails by name; an engine that is already ru
 
 - In a single row, a mistake that keeps every state in its row exactly once, and layer N's last state in its
   place (see below): no check of a single row can detect it. An engine makes such a mistake in every row,
-  because the same code runs for each, and then the canary stops the job.
+  because the same code runs for each, and then the canary stops the job; or in every row that shares its
+  batches with others, is computed in pieces, answered or found in the prefix cache, and then the second run.
 - A mistake that an engine makes only past the canary's longest prompt, which has at least as many tokens as
   the job's rows may have, up to 1,153: a sliding window of 4,096 tokens that it does not keep, for example.
   Or only between the 129 tokens at that prompt's beginning and those at its end, which are compared.

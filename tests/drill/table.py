@@ -13,6 +13,7 @@ class Stage(StrEnum):
 
     PLAN = "the plan"
     EVERYWHERE = "the engine, in every row"
+    UNITS = "the engine, in every row but those that run by themselves"
     CACHE = "the engine's cache, in one row"
     WORK = "what the engine hands over of one row"
     SLAB = "host memory, between the copy and the file"
@@ -34,6 +35,7 @@ class Check(StrEnum):
     SEEN = "states seen before"
     COPY = "copy sums"
     CANARY = "canary"
+    SECOND = "second run"
     RECEIPT = "receipt"
     UNIT = "rows against the plan"
     NAME = "sample ids"
@@ -103,6 +105,19 @@ PLANTS: tuple[Plant, ...] = (
     *_plants(
         *(Stage.EVERYWHERE, Check.VALUES, WRONG),
         ("zero-states", "all states are zero", "is all zero in"),
+    ),
+    *_alike(
+        *(Stage.UNITS, Check.SECOND, WRONG, "computed a second time, layer 2 has other states for 100% of"),
+        ("exchanged-layers", "two auxiliary layers exchanged"),
+        ("stretched-layer", "an auxiliary layer twice as large"),
+    ),
+    *_plants(
+        *(Stage.UNITS, Check.SECOND, WRONG),
+        (
+            "permuted-in-one-layer",
+            "each token has the next one's states in one auxiliary layer",
+            "holds the states of other tokens",
+        ),
     ),
     *_plants(
         *(Stage.CACHE, Check.VALUES, WRONG),

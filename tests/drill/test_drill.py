@@ -41,6 +41,11 @@ def test_a_failure_in_every_row_is_caught_before_the_first_of_them_commits(drill
     assert_caught(plant, drill.capture(name, everywhere=True, engine=engine or "PlantedEngine"))
 
 
+@of(Stage.UNITS)
+def test_a_failure_that_spares_what_runs_by_itself_is_caught(drill, plant):
+    assert_caught(plant, drill.capture(plant.name, units_only=True))
+
+
 @of(Stage.SEALED)
 def test_a_sealed_file_that_changed_is_caught(drill, plant, monkeypatch):
     between_seal_and_check(monkeypatch, SEALED[plant.name])

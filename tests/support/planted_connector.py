@@ -18,6 +18,7 @@ from connector import hidden_states
 from connector.wire import DrainJob, StepWork, VoidRow
 from connector.worker import WorkerHalf
 from connector.writers import CapturedRow, Item
+from schemas.names import MAX_UNITS
 from schemas.receipts import AttemptId
 from tests.support.plants import EXCHANGED, JOBS, SLABS, STATES, Scene
 
@@ -29,7 +30,8 @@ REMEMBERED_ROWS = 8
 class Order:
     """`row` is the plan row to plant into, none for every row and the canary's too; `other` its partner.
 
-    With `job` nothing is planted into other jobs.
+    With `job` nothing is planted into other jobs; with `units_only`, nothing into what runs beside a unit's
+    rows, which is the canary and the second runs.
     """
 
     plant: str
@@ -37,12 +39,15 @@ class Order:
     row: int | None = None
     other: int | None = None
     job: str | None = None
+    units_only: bool = False
 
     def save(self) -> None:
         values = {name: getattr(self, name) for name in self.__slots__}
         Path(os.environ[ORDER]).write_text(json.dumps(values))
 
     def hits(self, job: DrainJob) -> bool:
+        if self.units_only and job.ref.attempt_id.unit >= MAX_UNITS:
+            return False
         return self.row in (None, job.ref.row) and self.job in (None, job.ref.attempt_id.job_id)
 
 

@@ -1,0 +1,119 @@
+"""Runs one row of a unit a second time, by itself and without the prefix cache, and compares its states.
+
+Imports torch: import it lazily.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.shard import open_shard
+from schemas.dataset.states import read_states
+from schemas.receipts import UnitSealed
+from service.capture.attempt_files import attempt_folder
+from service.capture.budget import InFlight
+from service.capture.canary import capture_prompts
+from service.capture.session import EngineSession
+from service.errors import StatesWrong, WriteFailed
+from service.proof.second_run import compare, least_cosine
+from service.settings import Settings
+from service.store import Store, UnitLease, canaries
+
+SHARE = 0.005
+"""Most of the engine's tokens that second runs take, beside those of its first units."""
+TOKENS_MAX = 4096
+"""Of a longer row, its beginning runs again: its states do not depend on what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A captured row: its number in the plan, its file, its place in it, and its tokens with a state."""
+
+    row: int
+    file: str
+    place: int
+    tokens: int
+
+
+async def run_again(
+    lease: UnitLease,
+    session: EngineSession,
+    budget: InFlight,
+    store: Store,
+    settings: Settings,
+    sealed: Sequence[UnitSealed],
+) -> float | None:
+    """Run a row of a sealed unit again; return the least median cosine, or None if no row ran.
+
+    One row of the first units of an engine, later of as many as `SHARE` allows. None of a model whose canary
+    was skipped, or was judged by its noise: it would be the same noise between two batches.
+
+    Raises StatesWrong, and what `capture_prompts` raises.
+    """
+    if lease.skips_canary:
+        return None
+    digest = canaries.canary_digest(session.provenance(lease.attempt_id.job_id, lease.identity))
+    report = await asyncio.to_thread(store.read, canaries.report, digest)
+    if report is None or any(layer.median_rel_error is not None for layer in report.layers):
+        return None
+    chosen = _choose(lease, sealed, is_first=not session.has_captured)
+    if chosen is None:
+        return None
+    path = attempt_folder(settings, lease.attempt_id) / chosen.file
+    ids = await asyncio.to_thread(_token_ids, path, chosen)
+    async with budget.hold(len(ids)):
+        (second,) = await capture_prompts(lease, settings, session, [ids], last_tokens=len(ids))
+    where = f"unit {lease.item}, row {chosen.row}"
+    if not second:
+        raise StatesWrong(f"{where}: computed a second time, its states are not finite", field="layers")
+    bounds = {layer.layer_id: least_cosine(lease.identity, layer) for layer in report.layers}
+    return await asyncio.to_thread(_compare, where, path, chosen, second, bounds)
+
+
+def _choose(lease: UnitLease, sealed: Sequence[UnitSealed], *, is_first: bool) -> _Chosen | None:
+    """Draw one of the rows that are not shorter than the mean; another one if the unit is captured again."""
+    rows = [
+        _Chosen(row, receipt.file, place, tokens)
+        for receipt in sealed
+        if receipt.file is not None
+        for place, (row, tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True))
+    ]
+    if not rows:
+        return None
+    all_tokens = sum(row.tokens for row in rows)
+    draw = np.random.default_rng((lease.attempt_id.unit, lease.attempt_id.epoch))
+    long = [row for row in rows if row.tokens * len(rows) >= all_tokens]
+    chosen = long[draw.integers(len(long))]
+    if is_first or draw.random() < SHARE * all_tokens / min(chosen.tokens, TOKENS_MAX):
+        return chosen
+    return None
+
+
+def _token_ids(path: Path, chosen: _Chosen) -> list[int]:
+    """Return the tokens to run again. Raises WriteFailed."""
+    try:
+        with open_shard(path) as shard:
+            ids: list[int] = shard.light[chosen.place].input_ids[:TOKENS_MAX].tolist()
+            return ids
+    except (DatasetError, OSError) as error:
+        raise WriteFailed(f"a sealed file cannot be read back: {error}") from error
+
+
+def _compare(
+    where: str, path: Path, chosen: _Chosen, second: Mapping[int, torch.Tensor], bounds: Mapping[int, float]
+) -> float:
+    """Compare layer by layer. Raises StatesWrong, WriteFailed."""
+    cosines = []
+    try:
+        with open_shard(path) as shard:
+            for layer_id, bound in bounds.items():
+                first_TH = read_states(shard, chosen.place, layer_id, len(second[layer_id]))
+                cosines.append(compare(where, layer_id, first_TH, second[layer_id], bound))
+    except (DatasetError, OSError) as error:
+        raise WriteFailed(f"{where}: a sealed file cannot be read back: {error}") from error
+    return min(cosines)

@@ -1,0 +1,72 @@
+"""The second run: compares a row's states with those of the same tokens, computed once more. No I/O.
+
+The canary's prompts have the engine to themselves, while the rows of a unit share its batches, find their
+beginnings in the prefix cache, are computed in pieces, and answers token by token. An engine that goes wrong
+only then is wrong in the row and right in the second run, or wrong in both in another way. The bounds are the
+canary's: what two libraries may differ by is more than what two batches of one engine may.
+
+Imports torch: import it lazily.
+
+Legend: T tokens, H hidden size.
+"""
+
+import torch
+
+from schemas.dataset.manifest import LayerAgreement
+from schemas.dataset.states import is_lossy
+from schemas.identity import Identity
+from service.errors import StatesWrong
+from service.proof.canary import JUDGED_TOKENS, LONG_PROMPT, MIN_COSINE, MIN_TOKENS, most_stretch
+
+_SHORT_TOKENS = 0.5
+"""Share of a short row's tokens that must match: of five tokens, one whose router flips is a fifth."""
+_FURTHER = 4.0
+"""One less the cosine grows with the square of the distance: this allows twice the canary's distance."""
+_CURE = "the engine's states depend on what else is in its batch: report it, with its version and options"
+
+
+def least_cosine(identity: Identity, agreement: LayerAgreement) -> float:
+    """Return the bound for a layer's cosine: that of the dtype, or less if the canary was further off.
+
+    An engine that rounds its inputs to 8 bits may be further from the reference than the dtype explains. What
+    is stored as fp8 is as exact as bfloat16 at best.
+    """
+    bound = MIN_COSINE["bfloat16" if is_lossy(identity) else identity.dtype]
+    return min(bound, 1 - _FURTHER * (1 - agreement.cosine))
+
+
+def compare(
+    where: str, layer_id: int, first_TH: torch.Tensor, second_TH: torch.Tensor, bound: float
+) -> float:
+    """Compare one layer's states of one row; return the least of its pieces' median cosines.
+
+    A piece has as many tokens as of a canary's prompt are compared, or up to twice as many: a few wrong ones
+    are no small share of it.
+
+    Raises StatesWrong if too many tokens of a piece differ in direction or length.
+    """
+    medians = []
+    pieces = max(1, len(first_TH) // JUDGED_TOKENS)
+    begin = 0
+    for one, other in zip(first_TH.tensor_split(pieces), second_TH.tensor_split(pieces), strict=True):
+        first, second = one.double(), other.double()
+        cosine_T = torch.cosine_similarity(first, second, dim=1)
+        size_T = torch.linalg.vector_norm(second, dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+        stretch_T = (torch.linalg.vector_norm(first, dim=1) / size_T - 1).abs()
+        # A padding token's embedding may be zero, and has no direction.
+        equal_T = (one == other).all(dim=1)
+        fits_T = equal_T | ((cosine_T >= bound) & (stretch_T <= most_stretch(bound)))
+        cosine_T = cosine_T.masked_fill(equal_T, 1.0)
+        share = float(fits_T.double().mean())
+        if share < (MIN_TOKENS if len(fits_T) >= LONG_PROMPT else _SHORT_TOKENS):
+            cosine, stretch = float(cosine_T[~fits_T].median()), float(stretch_T[~fits_T].median())
+            raise StatesWrong(
+                f"{where}: computed a second time, layer {layer_id} has other states for {1 - share:.0%} of "
+                f"the tokens {begin} to {begin + len(fits_T) - 1}: median cosine {cosine:.4f}, expected at "
+                f"least {bound:.4f}, and {stretch:.0%} off in length",
+                field="layers",
+                cure=_CURE,
+            )
+        medians.append(float(cosine_T.median()))
+        begin += len(fits_T)
+    return min(medians)
