@@ -112,7 +112,7 @@ def _compare(
     try:
         with open_shard(path) as shard:
             for layer_id, bound in bounds.items():
-                first_TH = read_states(shard, chosen.place, layer_id, len(second[layer_id]))
+                first_TH = read_states(shard, chosen.place, layer_id)[: len(second[layer_id])]
                 cosines.append(compare(where, layer_id, first_TH, second[layer_id], bound))
     except (DatasetError, OSError) as error:
         raise WriteFailed(f"{where}: a sealed file cannot be read back: {error}") from error

@@ -1,0 +1,171 @@
+"""The second run within a job: which rows run twice, what is recorded of them, and what fails a unit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.dataset.manifest import CanaryReport, CheckReport, LayerAgreement, Manifest
+from schemas.job import JobState
+from schemas.names import manifest_path
+from service.capture import second_run
+from service.capture.canary import Canary
+from service.capture.engine import Answer, EngineSpec, Prompt
+from service.capture.session import EngineSession
+from service.store import JobRow, canaries
+from tests.support.fake_engine import FakeEngine
+from tests.support.jobs import Shop, request
+from tests.support.plans import random_ids
+from tests.support.tiny_model import random_target
+
+SECOND: list[Prompt] = []
+"""What the engine of the running test ran beside the units' rows."""
+
+
+class NotingEngine(FakeEngine):
+    """Notes second runs; tokens from `is_wrong_from` on get other states if they are a unit's own."""
+
+    is_wrong_from: int | None = None
+    _is_second = False
+
+    async def run(self, prompt: Prompt) -> Answer:
+        self._is_second = prompt.request_id.startswith("canary-")
+        if self._is_second:
+            SECOND.append(prompt)
+        return await super().run(prompt)
+
+    def _states(self, token_ids: list[int]) -> Any:
+        states = super()._states(token_ids)
+        if self.is_wrong_from is not None and not self._is_second:
+            states[0, self.is_wrong_from :] *= 2
+        return states
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_target(tmp_path_factory.mktemp("models") / "target", max_position=8192)
+
+
+@pytest.fixture
+def noise() -> dict[str, float]:
+    """What the canary says of the model's noise: nothing, unless a test adds it."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def canary(monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]) -> None:
+    """Let every canary pass without a reference, which the states of the fake engine do not have."""
+    SECOND.clear()
+
+    async def run(self: Canary, session: EngineSession, spec: EngineSpec) -> None:
+        layers = tuple(
+            LayerAgreement(layer_id=layer, cosine=1.0, max_rel_error=0.0, best_match_layer=layer, **noise)
+            for layer in self._lease.identity.layer_ids
+        )
+        report = CanaryReport(
+            job_id=self._lease.job_id,
+            prompts=1,
+            tokens=2**20,
+            layers=layers,
+            reference="none",
+            seconds=0.0,
+            peak_bytes=0,
+        )
+        self._store.write(canaries.record, self._digest(session), report)
+
+    async def begin_early(self: Canary, spec: EngineSpec, head: object) -> None:
+        return
+
+    monkeypatch.setattr(Canary, "run", run)
+    monkeypatch.setattr(Canary, "begin_early", begin_early)
+
+
+def run(folder: Path, target: Path, lengths: list[int], **changes: Any) -> tuple[JobRow, CheckReport | None]:
+    shop = Shop.open(folder, target, engine=f"{__name__}:{NotingEngine.__name__}", unit_attempts=1)
+    samples = [{"id": str(n), "token_ids": ids} for n, ids in enumerate(random_ids(lengths, vocab_size=1500))]
+    job = shop.run(request(target, samples, **{"canary": "run"} | changes))
+    path = shop.settings.dataset_dir(job.id) / manifest_path(job.id)
+    checks = Manifest.model_validate_json(path.read_bytes()).checks if path.exists() else None
+    return job, checks
+
+
+@pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_row_of_the_first_unit_runs_twice_and_the_manifest_says_so(tmp_path, target, compression, dtype):
+    storage = {"shard_bytes": 2**20, "compression": compression}
+    job, checks = run(tmp_path, target, [30, 200, 5], storage=storage, dtype=dtype)
+    assert job.state is JobState.COMPLETED, job.problem
+    (second,) = SECOND
+    assert len(second.token_ids) == 200
+    assert not second.reads_cache
+    assert checks is not None
+    assert checks.second_runs == 1
+    assert checks.second_run_cosine == pytest.approx(1.0, abs=1e-3)
+
+
+def test_later_units_run_a_row_twice_as_the_share_allows(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(second_run, "SHARE", 0.0)
+    _, checks = run(tmp_path / "none", target, [60] * 300)
+    of_first_units = len(SECOND)
+    assert checks is not None
+    assert checks.second_runs == of_first_units
+    SECOND.clear()
+    monkeypatch.setattr(second_run, "SHARE", 1.0)
+    run(tmp_path / "all", target, [60] * 300)
+    assert of_first_units < len(SECOND)
+
+
+def test_of_a_long_row_the_beginning_runs_twice(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(second_run, "TOKENS_MAX", 150)
+    job, _ = run(tmp_path, target, [400])
+    assert job.state is JobState.COMPLETED, job.problem
+    assert [len(prompt.token_ids) for prompt in SECOND] == [150]
+
+
+@pytest.mark.parametrize("capture", ["one_pass", "second_prefill"])
+def test_an_answer_runs_again_without_being_answered_again(tmp_path, target, capture):
+    generate = {"max_tokens": 7, "capture": capture}
+    samples = [{"id": f"q{n}", "messages": [{"role": "user", "content": f"Question {n}"}]} for n in range(12)]
+    source = {"kind": "inline", "samples": samples}
+    job, checks = run(tmp_path, target, [1], generate=generate, source=source)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert checks is not None
+    assert checks.second_runs == len(SECOND) > 0
+    assert all(prompt.generate is None for prompt in SECOND)
+
+
+@pytest.mark.parametrize("wrong_from", [0, 170])
+def test_other_states_beside_other_rows_fail_the_unit_by_name(tmp_path, target, monkeypatch, wrong_from):
+    monkeypatch.setattr(NotingEngine, "is_wrong_from", wrong_from)
+    job, _ = run(tmp_path, target, [30, 200, 5], layers=[1], final_layer=False)
+    assert job.problem is not None
+    assert job.problem.type == "urn:quarry:states-wrong"
+    assert "unit 0, row 1: computed a second time, layer 1 has other states for" in job.problem.detail
+
+
+def test_states_that_are_not_finite_the_second_time_fail_the_unit(tmp_path, target, monkeypatch):
+    healthy = NotingEngine._states
+
+    def states(self: NotingEngine, token_ids: list[int]) -> Any:
+        made = healthy(self, token_ids)
+        return made * float("nan") if self._is_second else made
+
+    monkeypatch.setattr(NotingEngine, "_states", states)
+    job, _ = run(tmp_path, target, [30, 200])
+    assert job.problem is not None
+    assert "unit 0, row 1: computed a second time, its states are not finite" in job.problem.detail
+
+
+def test_no_row_runs_twice_without_a_canary(tmp_path, target):
+    job, checks = run(tmp_path, target, [30, 200], canary="skip")
+    assert job.state is JobState.COMPLETED, job.problem
+    assert checks is not None
+    assert (checks.second_runs, SECOND) == (0, [])
+
+
+def test_no_row_of_a_model_within_its_noise_runs_twice(tmp_path, target, noise):
+    noise |= {"median_rel_error": 0.1, "own_median_rel_error": 0.1}
+    job, checks = run(tmp_path, target, [30, 200])
+    assert job.state is JobState.COMPLETED, job.problem
+    assert checks is not None
+    assert (checks.second_runs, SECOND) == (0, [])
