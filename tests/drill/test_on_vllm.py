@@ -42,7 +42,9 @@ class Session:
     folder: Path
     target: Path
 
-    def capture(self, name: str, plant: str | None, *, everywhere: bool = False) -> Caught | None:
+    def capture(
+        self, name: str, plant: str | None, *, everywhere: bool = False, units_only: bool = False
+    ) -> Caught | None:
         shop = open_shop(self.folder, self.target, name)
         lengths = (LENGTHS * NUM_SAMPLES)[:NUM_SAMPLES]
         samples = [
@@ -59,9 +61,9 @@ class Session:
         order = Path(self.folder / "plant.json")
         order.unlink(missing_ok=True)
         if plant is not None:
-            row, other = (None, None) if everywhere else victims(shop, job_id)
+            row, other = (None, None) if everywhere or units_only else victims(shop, job_id)
             # Rows of the job before, given up a moment ago, may still come out of the engine.
-            Order(plant, str(self.target), row, other, job_id).save()
+            Order(plant, str(self.target), row, other, job_id, units_only).save()
 
         async def attempt() -> None:
             session = self.engine.session
@@ -133,6 +135,7 @@ IN_ONE_ROW = plants(
     *("zero-block", "never-stored", "stale-block", "stale-prefix", "stale-tail", "another-row"),
     *("exchanged-rows", "shifted", "post-norm"),
 )
+IN_UNITS = plants(Stage.UNITS, "exchanged-layers")
 IN_EVERY_ROW = plants(Stage.EVERYWHERE, "exchanged-layers", "post-norm", "shifted", "zero-states")
 PROOF_OF = {
     Check.VALUES: ("is all zero in",),
@@ -140,6 +143,7 @@ PROOF_OF = {
     Check.SEEN: ("holds the states of other tokens",),
     Check.LAST: ("by the stored states",),
     Check.CANARY: ("canary: layer",),
+    Check.SECOND: ("computed a second time, layer",),
 }
 
 
@@ -155,6 +159,8 @@ def test_what_is_planted_into_vllms_cache_is_caught(target, tmp_path):
         assert vllm.capture("healthy", None) is None
         for plant in IN_ONE_ROW:
             assert_caught(plant, vllm.capture(plant.name, plant.name))
+        for plant in IN_UNITS:
+            assert_caught(plant, vllm.capture(f"units {plant.name}", plant.name, units_only=True))
         for plant in IN_EVERY_ROW:
             assert_caught(plant, vllm.capture(f"every {plant.name}", plant.name, everywhere=True))
         assert vllm.capture("healthy again", None) is None
