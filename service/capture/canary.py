@@ -26,6 +26,7 @@ from schemas.receipts import UnitSealed
 from schemas.request import Dtype
 from service.capture.answering import row_name
 from service.capture.attempt_files import attempt_folder, open_attempt
+from service.capture.budget import InFlight
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
@@ -51,8 +52,8 @@ That is half of what it may use otherwise.
 class Canary:
     """One job's canary, from the engine's start to the verdict. Leaving the context ends what still runs."""
 
-    def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
-        self._lease, self._store, self._settings = lease, store, settings
+    def __init__(self, lease: UnitLease, store: Store, settings: Settings, budget: InFlight) -> None:
+        self._lease, self._store, self._settings, self._budget = lease, store, settings, budget
         self._reference: asyncio.Task[Reference] | None = None
         self._is_early = False
 
@@ -99,7 +100,7 @@ class Canary:
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
         prompts = _prompts(session.spec, session.head)
         reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
-        captured = await capture_prompts(self._lease, self._settings, session, prompts)
+        captured = await capture_prompts(self._lease, self._settings, session, self._budget, prompts)
         if not all(captured):
             missing = [row for row, layers in enumerate(captured) if not layers]
             raise EngineDied(f"the canary's prompts {missing} came back without states")
@@ -178,6 +179,7 @@ async def capture_prompts(
     lease: UnitLease,
     settings: Settings,
     session: EngineSession,
+    budget: InFlight,
     prompts: Sequence[Sequence[int]],
     *,
     last_tokens: int = JUDGED_TOKENS,
@@ -201,16 +203,28 @@ async def capture_prompts(
             # One after the other, so that the last prompt's prefix is in the cache when it comes.
             name, ref = f"canary-{row_name(attempt_id, row)}", RowRef(attempt_id, row, len(ids))
             prompt = Prompt(name, tuple(ids), ref, reads_cache=0 < row == len(prompts) - 1)
-            try:
-                async with asyncio.timeout(settings.engine_silence_s):
-                    await session.engine.run(prompt)
-            except TimeoutError as error:
-                raise silent(settings.engine_silence_s) from error
+            async with budget.hold(len(ids)):
+                await _answered(session, budget, prompt, settings.engine_silence_s)
         sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
         return await asyncio.to_thread(_read, folder, sealed, len(prompts), last_tokens)
     finally:
         await link.abandon(attempt_id)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # or the sweeper
+
+
+async def _answered(session: EngineSession, budget: InFlight, prompt: Prompt, silence_s: float) -> None:
+    """Run a prompt, which may queue behind a unit's rows. Raises EngineStuck if the engine answers none."""
+    answer = asyncio.create_task(session.engine.run(prompt))
+    silence = asyncio.create_task(budget.silence(silence_s))
+    try:
+        await asyncio.wait({answer, silence}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise silent(silence_s)
+        answer.result()
+    finally:
+        for task in (answer, silence):
+            task.cancel()
+        await asyncio.gather(answer, silence, return_exceptions=True)
 
 
 def _sample(row: int, ids: Sequence[int]) -> PlannedSample:

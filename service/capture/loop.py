@@ -265,7 +265,7 @@ class Capture:
         await asyncio.to_thread(import_engine, self._settings)
         from service.capture.canary import Canary
 
-        async with Canary(lease, self._store, self._settings) as canary:
+        async with Canary(lease, self._store, self._settings, self._budget) as canary:
             inspect = partial(self._engine.inspect, lease)
             if session is None or not session.serves(lease.identity):
                 WAITS.enter("start")

@@ -5,7 +5,7 @@ Imports torch: import it lazily.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,13 @@ from service.store import Store, UnitLease, canaries
 SHARE = 0.005
 """Most of the engine's tokens that second runs take, beside those of its first units."""
 TOKENS_MAX = 4096
-"""Of a longer row, its beginning runs again: its states do not depend on what follows."""
+BYTES_MAX = 2**28
+"""Of a longer row, its beginning runs again: its states do not depend on what follows. All are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A captured row: its number in the plan, its file, its place in it, and its tokens with a state."""
+    """A captured row: its number in the plan, its file, its place in it, and how many tokens run again."""
 
     row: int
     file: str
@@ -66,8 +67,7 @@ async def run_again(
         return None
     path = attempt_folder(settings, lease.attempt_id) / chosen.file
     ids = await asyncio.to_thread(_token_ids, path, chosen)
-    async with budget.hold(len(ids)):
-        (second,) = await capture_prompts(lease, settings, session, [ids], last_tokens=len(ids))
+    (second,) = await capture_prompts(lease, settings, session, budget, [ids], last_tokens=len(ids))
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:
         raise StatesWrong(f"{where}: computed a second time, its states are not finite", field="layers")
@@ -77,6 +77,7 @@ async def run_again(
 
 def _choose(lease: UnitLease, sealed: Sequence[UnitSealed], *, is_first: bool) -> _Chosen | None:
     """Draw one of the rows that are not shorter than the mean; another one if the unit is captured again."""
+    most = max(1, min(TOKENS_MAX, BYTES_MAX // lease.identity.state_bytes_per_token))
     rows = [
         _Chosen(row, receipt.file, place, tokens)
         for receipt in sealed
@@ -88,17 +89,16 @@ def _choose(lease: UnitLease, sealed: Sequence[UnitSealed], *, is_first: bool) -
     all_tokens = sum(row.tokens for row in rows)
     draw = np.random.default_rng((lease.attempt_id.unit, lease.attempt_id.epoch))
     long = [row for row in rows if row.tokens * len(rows) >= all_tokens]
-    chosen = long[draw.integers(len(long))]
-    if is_first or draw.random() < SHARE * all_tokens / min(chosen.tokens, TOKENS_MAX):
-        return chosen
-    return None
+    drawn = long[draw.integers(len(long))]
+    chosen = replace(drawn, tokens=min(drawn.tokens, most))
+    return chosen if is_first or draw.random() < SHARE * all_tokens / chosen.tokens else None
 
 
 def _token_ids(path: Path, chosen: _Chosen) -> list[int]:
     """Return the tokens to run again. Raises WriteFailed."""
     try:
         with open_shard(path) as shard:
-            ids: list[int] = shard.light[chosen.place].input_ids[:TOKENS_MAX].tolist()
+            ids: list[int] = shard.light[chosen.place].input_ids[: chosen.tokens].tolist()
             return ids
     except (DatasetError, OSError) as error:
         raise WriteFailed(f"a sealed file cannot be read back: {error}") from error

@@ -88,10 +88,9 @@ class UnitRun:
         for receipt in sealed:
             meters.SEALED.add(samples=len(receipt.rows), tokens=sum(receipt.num_tokens), bytes=receipt.bytes)
         commit = await asyncio.to_thread(self._verify, order, sealed)
-        await settle(self._lease, self._session, self._store, self._settings, self._plan, sealed)
-        cosine = await run_again(
-            self._lease, self._session, self._budget, self._store, self._settings, sealed
-        )
+        engine = (self._lease, self._session, self._budget)
+        await settle(*engine, self._store, self._settings, self._plan, sealed)
+        cosine = await run_again(*engine, self._store, self._settings, sealed)
         if cosine is not None:
             checks = commit.checks.model_copy(update={"second_runs": 1, "second_run_cosine": cosine})
             commit = replace(commit, checks=checks)

@@ -115,8 +115,10 @@ def test_later_units_run_a_row_twice_as_the_share_allows(tmp_path, target, monke
     assert of_first_units < len(SECOND)
 
 
-def test_of_a_long_row_the_beginning_runs_twice(tmp_path, target, monkeypatch):
-    monkeypatch.setattr(second_run, "TOKENS_MAX", 150)
+@pytest.mark.parametrize("bound", [{"TOKENS_MAX": 150}, {"BYTES_MAX": 150 * 4 * 128 * 2}])
+def test_of_a_long_row_the_beginning_runs_twice(tmp_path, target, monkeypatch, bound):
+    for name, value in bound.items():
+        monkeypatch.setattr(second_run, name, value)
     job, _ = run(tmp_path, target, [400])
     assert job.state is JobState.COMPLETED, job.problem
     assert [len(prompt.token_ids) for prompt in SECOND] == [150]

@@ -70,10 +70,10 @@ class Session:
             if session is None:
                 spec = await self.engine.inspect(lease)
                 session = await self.engine.start(lease, spec, await self.engine.prepare(spec))
-            async with Canary(lease, shop.store, shop.settings) as canary:
+            budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
+            async with Canary(lease, shop.store, shop.settings, budget) as canary:
                 if not await canary.has_passed(session):
                     await canary.run(session, await self.engine.inspect(lease))
-            budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
             renderers = Renderers(shop.store, shop.settings)
             await UnitRun(lease, session, budget, shop.settings, lambda: None, renderers, shop.store).run()
 
