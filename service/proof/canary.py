@@ -47,7 +47,7 @@ _ROUNDING: dict[Dtype, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 _QUANTILES = (0.5, 0.8)
 _LATER = 0.1
 """A quantile is compared with a higher quantile of the noise, because the noise hits tokens at random."""
-LONG_PROMPT = 100
+_LONG_PROMPT = 100
 """A prompt of at least this many tokens is also compared with the noise on its own."""
 JUDGED_TOKENS = 129
 """A prompt's last tokens, which are compared: of the longest one, the first 129, as a shorter prompt, and the
@@ -177,7 +177,7 @@ def judge_by_noise(
         error_T, noise_T = _own_errors(distances), _own_errors(noise)
         _check_noise(layer_id, error_T, noise_T, _ROUNDING[dtype])
         for of_prompt, noise_of_prompt in zip(distances, noise, strict=True):
-            if len(of_prompt.own_T) >= LONG_PROMPT:
+            if len(of_prompt.own_T) >= _LONG_PROMPT:
                 _check_noise(layer_id, of_prompt.own_T, noise_of_prompt.own_T, _ROUNDING[dtype])
         medians = {
             "median_rel_error": float(error_T.median()),

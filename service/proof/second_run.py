@@ -16,10 +16,11 @@ from schemas.dataset.manifest import LayerAgreement
 from schemas.dataset.states import is_lossy
 from schemas.identity import Identity
 from service.errors import StatesWrong
-from service.proof.canary import JUDGED_TOKENS, LONG_PROMPT, MIN_COSINE, MIN_TOKENS, most_stretch
+from service.proof.canary import JUDGED_TOKENS, MIN_COSINE, MIN_TOKENS, most_stretch
 
-_SHORT_TOKENS = 0.5
-"""Share of a short row's tokens that must match: of five tokens, one whose router flips is a fifth."""
+_SHORT = JUDGED_TOKENS // 2
+_SHARE_OF_SHORT = 0.5
+"""Of a row of at most `_SHORT` tokens, the share that must match: one whose router flips may be a fifth."""
 _FURTHER = 4.0
 """One less the cosine grows with the square of the distance: this allows twice the canary's distance."""
 _CURE = "the engine's states depend on what else is in its batch: report it, with its version and options"
@@ -40,13 +41,13 @@ def compare(
 ) -> float:
     """Compare one layer's states of one row; return the least of its pieces' median cosines.
 
-    A piece has as many tokens as of a canary's prompt are compared, or up to twice as many: a few wrong ones
-    are no small share of it.
+    A piece has as many tokens as of a canary's prompt are compared, or down to half as many, so that one
+    block of wrong ones is no small share of it.
 
     Raises StatesWrong if too many tokens of a piece differ in direction or length.
     """
     medians = []
-    pieces = max(1, len(first_TH) // JUDGED_TOKENS)
+    pieces = -(-len(first_TH) // JUDGED_TOKENS)
     begin = 0
     for one, other in zip(first_TH.tensor_split(pieces), second_TH.tensor_split(pieces), strict=True):
         first, second = one.double(), other.double()
@@ -58,7 +59,7 @@ def compare(
         fits_T = equal_T | ((cosine_T >= bound) & (stretch_T <= most_stretch(bound)))
         cosine_T = cosine_T.masked_fill(equal_T, 1.0)
         share = float(fits_T.double().mean())
-        if share < (MIN_TOKENS if len(fits_T) >= LONG_PROMPT else _SHORT_TOKENS):
+        if share < (MIN_TOKENS if len(fits_T) > _SHORT else _SHARE_OF_SHORT):
             cosine, stretch = float(cosine_T[~fits_T].median()), float(stretch_T[~fits_T].median())
             raise StatesWrong(
                 f"{where}: computed a second time, layer {layer_id} has other states for {1 - share:.0%} of "

@@ -38,7 +38,8 @@ def test_a_rounding_of_the_last_bit_agrees():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "places"), [(130, slice(60, 76)), (1000, slice(500, 516)), (5, slice(2, 5))]
+    ("tokens", "places"),
+    [(130, slice(20, 36)), (257, slice(90, 106)), (1000, slice(600, 616)), (5, slice(2, 5))],
 )
 def test_a_block_of_other_states_is_refused_however_long_the_row_is(tokens, places):
     first = states(tokens)
