@@ -175,7 +175,7 @@ def _batches(file: Path) -> Iterator[list[Sample]]:
 
 
 def _listed(quarry: Quarry) -> tuple[list[ScheduleView], ProblemReceived | None]:
-    """Return the schedules, up to the page with one that cannot be read, and the problem that ended it."""
+    """Return the schedules that can be read, and the problem that ended the list."""
     listed: list[ScheduleView] = []
     try:
         for schedule in quarry.schedules():

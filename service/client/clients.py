@@ -15,7 +15,7 @@ import httpx2
 from pydantic import ValidationError
 
 from schemas.dataset.seal import sealing
-from schemas.job import RESTING_JOB_STATES, JobSummary
+from schemas.job import RESTING_JOB_STATES, JobSummary, Problem
 from service.client.problem import ProblemReceived, refused, unreachable, unreadable
 from service.client.routes import TIMEOUT_S, Call, FilePart, Pages, Routes
 from service.errors import KeyRefused, OptionRefused
@@ -63,11 +63,16 @@ class Quarry(Routes):
         return _read(call, response)
 
     def items(self, pages: Pages[Item]) -> Iterator[Item]:
-        """Yield every item of all pages. Raises ProblemReceived."""
+        """Yield every item of all pages. Raises ProblemReceived, for one that is unreadable at the end."""
         call: Call[Any] | None = pages.first
+        unreadable: list[Problem] = []
         while call is not None:
-            items, call = pages.turned(call, self.send(call))
+            page = self.send(call)
+            unreadable += pages.unreadable(page)
+            items, call = pages.turned(call, page)
             yield from items
+        if unreadable:
+            raise ProblemReceived(unreadable[0])
 
     def follow(self, job_id: str) -> Iterator[JobSummary]:
         """Yield a job every second until it ends, is blocked or paused; waits while the service restarts.
@@ -124,12 +129,17 @@ class AsyncQuarry(Routes):
         return _read(call, response)
 
     async def items(self, pages: Pages[Item]) -> AsyncIterator[Item]:
-        """Yield every item of all pages. Raises ProblemReceived."""
+        """Yield every item of all pages. Raises ProblemReceived, for one that is unreadable at the end."""
         call: Call[Any] | None = pages.first
+        unreadable: list[Problem] = []
         while call is not None:
-            items, call = pages.turned(call, await self.send(call))
+            page = await self.send(call)
+            unreadable += pages.unreadable(page)
+            items, call = pages.turned(call, page)
             for item in items:
                 yield item
+        if unreadable:
+            raise ProblemReceived(unreadable[0])
 
     async def follow(self, job_id: str) -> AsyncIterator[JobSummary]:
         """Yield a job every second, as `Quarry.follow` does."""

@@ -21,6 +21,7 @@ from schemas.job import (
     JobPage,
     JobState,
     JobSummary,
+    Problem,
     Readiness,
     RejectPage,
     UnitPage,
@@ -67,11 +68,15 @@ class Call(Generic[Answer]):
 
 @dataclass(frozen=True, slots=True)
 class Pages(Generic[Item]):
-    """A list in pages. `of_page` returns a page's items and the next page's option, null on the last."""
+    """A list in pages. `of_page` returns a page's items and the next page's option, null on the last.
+
+    `unreadable` returns the problems of a page's items that cannot be read, for the end of the list.
+    """
 
     first: Call[Any]
     option: str
     of_page: Callable[[Any], tuple[Iterable[Item], object]]
+    unreadable: Callable[[Any], Iterable[Problem]]
 
     def turned(self, call: Call[Any], page: Wire) -> tuple[Iterable[Item], Call[Any] | None]:
         """Return the items of the page that answered `call`, and the call of the next one."""
@@ -121,17 +126,15 @@ def _route(
 
 
 def _list(
-    path: str, page: type[Page], option: str, of_page: Callable[[Page], tuple[Iterable[Item], object]]
+    path: str,
+    page: type[Page],
+    option: str,
+    of_page: Callable[[Page], tuple[Iterable[Item], object]],
+    unreadable: Callable[[Page], Iterable[Problem]] = lambda page: (),
 ) -> Callable[[_Described[P]], _Method[P, Iterator[Item], AsyncIterator[Item]]]:
     """Make a method that lists the items of all pages. `of_page` returns a page's, and the next `option`."""
     listing = Call("GET", path, _of(page), {})
-    return _method(listing, lambda client, call: client.items(Pages(call, option, of_page)))
-
-
-def _readable(page: SchedulePage) -> Iterator[ScheduleView]:
-    yield from page.schedules
-    if page.unreadable:
-        raise ProblemReceived(page.unreadable[0].problem)
+    return _method(listing, lambda client, call: client.items(Pages(call, option, of_page, unreadable)))
 
 
 def _method(template: Call[Any], do: Callable[[Any, Call[Any]], object]) -> Callable[[Any], Any]:
@@ -298,9 +301,15 @@ class Routes:
     def webhook_secret(self) -> None:
         """Return the secret that signs the webhooks of the caller's jobs."""
 
-    @_list("/schedules", SchedulePage, "after", lambda page: (_readable(page), page.next_after))
+    @_list(
+        "/schedules",
+        SchedulePage,
+        "after",
+        lambda page: (page.schedules, page.next_after),
+        lambda page: (one.problem for one in page.unreadable),
+    )
     def schedules(self) -> Sent:
-        """List schedules by name; behind those of a page, raises ProblemReceived for an unreadable one."""
+        """List schedules by name; behind the last, raises ProblemReceived for the first unreadable one."""
         return {"params": {"limit": 200}}
 
     @_route("GET", "/schedules/{name}", _of(ScheduleView))

@@ -17,12 +17,13 @@ from pydantic import ValidationError
 
 from schemas.job import JobState
 from schemas.request import ExtractRequest
-from schemas.schedule import ScheduleChange
+from schemas.schedule import NewSchedule, ScheduleChange
 from service.api.app import create_app
 from service.client import AsyncQuarry, ProblemReceived, Quarry, clients
 from service.client.clients import DEFAULT_SERVER
 from service.client.problem import UNREACHABLE
 from service.client.routes import Call, Pages, Routes
+from service.errors import QuarryError
 from service.store import Store
 from tests.support.api import (
     answering,
@@ -241,6 +242,39 @@ def test_a_schedule_from_its_making_to_its_end(ask: Ask, service: tuple[str, Sto
     ask("delete_schedule", "nightly")
     with pytest.raises(ProblemReceived, match="nightly"):
         ask("schedule", "nightly")
+
+
+def test_an_unreadable_schedule_is_named_behind_the_readable_ones_of_all_pages():
+    nightly = {"request": {"model": "org/model", "source": {"kind": "posted"}}, "cron": "0 3 * * *"}
+    rules = NewSchedule.model_validate(nightly | {"name": "b"}).rules().model_dump(mode="json")
+    view = rules | {
+        "state": "active",
+        "next_slots": [],
+        "failing": False,
+        "created_at": "2026-01-01T00:00:00Z",
+    }
+    unreadable = {"name": "a", "problem": QuarryError("that of a").problem().model_dump()}
+    pages = {
+        "/schedules?limit=200": {
+            "schedules": [view | {"name": "b"}],
+            "unreadable": [unreadable],
+            "next_after": "b",
+        },
+        "/schedules?limit=200&after=b": {"schedules": [view | {"name": "c"}]},
+    }
+    names: list[str] = []
+
+    async def awaited(server: str) -> None:
+        async with AsyncQuarry(server) as quarry:
+            async for schedule in quarry.schedules():
+                names.append(schedule.name)
+
+    with answering({path: (200, page) for path, page in pages.items()}) as server:
+        with Quarry(server) as quarry, pytest.raises(ProblemReceived, match="that of a"):
+            names.extend(schedule.name for schedule in quarry.schedules())
+        with pytest.raises(ProblemReceived, match="that of a"):
+            asyncio.run(awaited(server))
+    assert names == ["b", "c"] * 2
 
 
 NEWER = job_summary().model_dump(mode="json") | {"not_known": {"yet": 1}}
