@@ -1,10 +1,17 @@
 """What `GET /jobs/{id}/events` sends: state changes and progress, numbered so that a client can resume."""
 
 from datetime import datetime
-from typing import Literal
 
-from schemas.base import Wire
+from schemas.base import OpenEnum, Wire
 from schemas.job import JobState, Problem, Progress
+
+
+class EventKind(OpenEnum):
+    """What an event is of: the job's state, a unit, or anything else."""
+
+    STATE = "state"
+    PROGRESS = "progress"
+    UNIT = "unit"
 
 
 class Event(Wire):
@@ -16,7 +23,7 @@ class Event(Wire):
 
     id: int
     at: datetime
-    kind: Literal["state", "progress", "unit"]
+    kind: EventKind
     state: JobState
     progress: Progress
     problem: Problem | None = None

@@ -12,7 +12,7 @@ from typing import Literal
 from sqlalchemy import bindparam, exists, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
-from schemas.events import Event
+from schemas.events import Event, EventKind
 from schemas.identity import Identity, Provenance
 from schemas.job import JOB_MOVES, JobState, Problem, Progress
 from schemas.webhook import REPORTED_JOB_STATES
@@ -133,7 +133,7 @@ def record(
     entry = Event(
         id=job.last_event,
         at=tx.now,
-        kind=kind,
+        kind=EventKind(kind),
         state=job.state,
         progress=job.progress,
         problem=problem,

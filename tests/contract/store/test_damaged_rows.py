@@ -136,10 +136,13 @@ def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, da
     with database.writing() as tx:
         role = func.replace(cast(WORKER.c.status, Text), '"roles":[', '"roles":["new"', type_=Text)
         tx.connection.execute(update(WORKER).values(status=role))
+        kind = func.replace(cast(EVENT.c.entry, Text), '"kind":"state"', '"kind":"new"', type_=Text)
+        tx.connection.execute(update(EVENT).values(entry=kind))
     [host] = store.read(hosts.views)
     assert [(one.version, one.roles) for one in host.workers] == [("9.9", ("new",))]
     assert store.read(jobs.job, FIRST).problem == PROBLEM
-    assert store.read(jobs.events, FIRST, after=0)[-1].problem == PROBLEM
+    last = store.read(jobs.events, FIRST, after=0)[-1]
+    assert (last.kind, last.problem) == ("new", PROBLEM)
     assert store.read(canaries.report, "key") == a_canary()
 
 
