@@ -17,6 +17,7 @@ from schemas.receipts import AttemptId
 from service.errors import EngineChanged, IdentityChanged, NotFound, StatesWrong
 from service.store import captured_samples, keys, storing, tasks, workers
 from service.store.database import Transaction
+from service.store.job_rows import rows_of
 from service.store.plans import add_pass, add_rejects
 from service.store.tables import FINAL_NORM, JOB, REJECT, SHARD, TOKEN_COUNTS, UNIT, UNIT_COMMIT, UNIT_PLAN
 from service.store.transitions import LockedJob
@@ -221,7 +222,8 @@ def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000)
     behind = REJECT.c.job_id == job_id, REJECT.c.position > after
     next_ones = select(REJECT.c.position).where(*behind).distinct().order_by(REJECT.c.position).limit(limit)
     query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position.in_(next_ones))
-    return list(tx.connection.scalars(query.order_by(REJECT.c.position, REJECT.c.turn)))
+    query = query.order_by(REJECT.c.position, REJECT.c.turn)
+    return [row.entry for row in rows_of(tx, query, REJECT.c.job_id)]
 
 
 def _files_of(tx: Transaction, job_id: str, made: Sequence[Any]) -> list[UnitFiles]:

@@ -17,6 +17,7 @@ from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestEr
 from service.store import consumers, keys, totals, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
+from service.store.job_rows import rows_of
 from service.store.policies import POLICIES
 from service.store.schedule_tables import SCHEDULE
 from service.store.stopping import stop
@@ -55,7 +56,7 @@ def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
     """
     of_key = select(SUBMISSION.c.job_id, SUBMISSION.c.deleted_at, JOB).where(_of_key(made))
     with_job = of_key.outerjoin(JOB, JOB.c.id == SUBMISSION.c.job_id)
-    row = tx.connection.execute(with_job).mappings().one_or_none()
+    row = next((row._mapping for row in rows_of(tx, with_job, SUBMISSION.c.job_id)), None)
     if row is None or (row["deleted_at"] is not None and row["deleted_at"] <= tx.now - TOMBSTONE):
         return None
     cure = "send the request under a new key"
@@ -141,7 +142,7 @@ def page(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
             )
         query = query.where(JOB.c.number < int(cursor))
-    rows = tx.connection.execute(query).mappings().all()
+    rows = [row._mapping for row in rows_of(tx, query, JOB.c.id)]
     return _jobs(tx, rows[:limit]), str(rows[limit - 1]["number"]) if len(rows) > limit else None
 
 
@@ -265,13 +266,13 @@ def state(tx: Transaction, job_id: str) -> JobState:
 def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
     """Return events numbered above `after`, in order; later events always get higher numbers."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id, EVENT.c.id > after)
-    return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
+    return [row.entry for row in rows_of(tx, query.order_by(EVENT.c.id).limit(limit), EVENT.c.job_id)]
 
 
 def recent_events(tx: Transaction, job_id: str, limit: int) -> list[Event]:
     """Return the newest events of a job, newest first."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id).order_by(EVENT.c.id.desc()).limit(limit)
-    return list(tx.connection.scalars(query))
+    return [row.entry for row in rows_of(tx, query, EVENT.c.job_id)]
 
 
 def unknown(job_id: str) -> NotFound:
@@ -295,10 +296,10 @@ def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str
 
 def _one(tx: Transaction, query: Select[Any], job_id: str) -> RowMapping:
     """Return the one row that a query finds for a job. Raises NotFound."""
-    row = tx.connection.execute(query).mappings().one_or_none()
-    if row is None:
+    found = rows_of(tx, query, JOB.c.id)
+    if not found:
         raise unknown(job_id)
-    return row
+    return found[0]._mapping
 
 
 def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:

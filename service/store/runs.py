@@ -10,6 +10,7 @@ from sqlalchemy.engine import RowMapping
 from schemas.job import JobState, Problem
 from schemas.schedule import RunOutcome, RunView, ScheduleRules
 from service.store.database import Transaction
+from service.store.job_rows import rows_of
 from service.store.migration import check_write
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
 from service.store.tables import JOB
@@ -86,7 +87,7 @@ def page(
         query = query.where(RUN.c.slot < before)
     if with_job:
         query = query.where(RUN.c.job_id.is_not(None))
-    return [_view(dict(row)) for row in tx.connection.execute(query).mappings()]
+    return [_view(dict(row._mapping)) for row in rows_of(tx, query, RUN.c.job_id)]
 
 
 def _view(row: dict[str, Any]) -> RunView:

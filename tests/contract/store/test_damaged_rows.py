@@ -1,6 +1,7 @@
 """A row that cannot be read, such as one of a later version, holds up the work on its own job alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from service.store import (
     Store,
     canaries,
     captured_samples,
+    commits,
     deletion,
     hosts,
     jobs,
@@ -31,7 +33,7 @@ from service.store import (
 from service.store.clock import set_slots_right
 from service.store.schedule_tables import SCHEDULE
 from service.store.stopping import stop
-from service.store.tables import CANARY, EVENT, JOB, WORKER
+from service.store.tables import CANARY, EVENT, JOB, REJECT, WORKER
 from service.store.transitions import lock_job
 from tests.support.finished_job import a_canary
 from tests.support.store_cases import (
@@ -50,6 +52,7 @@ from tests.support.store_cases import (
 
 FIRST, SECOND = job_id(1), job_id(2)
 DAY_S = 86_400.0
+AGAIN = NewJob.of(FIRST, "key-1", a_request())
 
 
 def damage(database: Store, column: Any, job: Any) -> None:
@@ -146,6 +149,28 @@ def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, da
     assert store.read(canaries.report, "key") == a_canary()
 
 
+@pytest.mark.parametrize(
+    ("column", "reads"),
+    [
+        (JOB.c.problem, [jobs.job, lambda tx, _: jobs.page(tx), lambda tx, _: jobs.submitted(tx, AGAIN)]),
+        (JOB.c.identity, [jobs.job, lambda tx, _: jobs.page(tx)]),
+        (EVENT.c.entry, [jobs.events, partial(jobs.recent_events, limit=5)]),
+        (REJECT.c.entry, [commits.rejects]),
+    ],
+)
+def test_a_job_of_which_something_cannot_be_read_is_named(
+    store: Store, database: Store, column: Any, reads: Sequence[Callable[..., object]]
+) -> None:
+    for number in (1, 2):
+        start_units(store, 0, number)
+    damage(database, column, JOB.c.id if column.table is JOB else column.table.c.job_id)
+    for read in reads:
+        with pytest.raises(QuarryError, match=f"of job {FIRST} cannot be read: Invalid JSON"):
+            store.read(read, FIRST)
+        if column.table is not JOB:
+            assert store.read(read, SECOND)
+
+
 @pytest.fixture
 def two_schedules(store: Store, database: Store) -> Store:
     """Two schedules, of which the first cannot be read."""
@@ -193,3 +218,13 @@ def test_a_plan_for_a_schedule_whose_rules_cannot_be_read_ends_with_their_cause(
     number, _ = two_schedules.read(schedules.numbered, "one")
     with pytest.raises(QuarryError, match="the stored rules of schedule 'one' cannot be read"):
         two_schedules.read(captured_samples.earlier, number, FIRST, "recipe")
+
+
+def test_a_schedule_whose_last_job_cannot_be_read_names_the_job(
+    two_schedules: Store, database: Store
+) -> None:
+    made = two_schedules.write(schedules.run_now, "two")
+    with database.writing() as tx:
+        tx.connection.execute(update(JOB).values(problem=cast("{", Text)))
+    with pytest.raises(QuarryError, match=f"of job {made.job_id} cannot be read"):
+        two_schedules.read(schedules.past, "two")

@@ -1,0 +1,34 @@
+"""Reads what is stored of jobs; what cannot be read is refused by the name of its job."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import Column, Select
+from sqlalchemy.engine import Row
+
+from schemas.base import first_fault
+from service.errors import QuarryError
+from service.store.database import Transaction
+
+
+def rows_of(tx: Transaction, query: Select[Any], job_id: Column[str]) -> Sequence[Row[Any]]:
+    """Return the rows that a query finds; `job_id` is the column that names a row's job.
+
+    Raises QuarryError if one of them is damaged.
+    """
+    try:
+        return tx.connection.execute(query).all()
+    except ValidationError:
+        for name in tx.connection.scalars(query.with_only_columns(job_id)).all():
+            try:
+                tx.connection.execute(query.where(job_id == name)).all()
+            except ValidationError as error:
+                raise _unreadable(name, error) from error
+        raise  # it was deleted, or put right, meanwhile
+
+
+def _unreadable(name: str, error: ValidationError) -> QuarryError:
+    detail = f"what is stored of job {name} cannot be read: {first_fault(error)}"
+    cure = "restore a backup of the database, or run the version of Quarry that wrote it"
+    return QuarryError(detail, field="job_id", cure=cure)
