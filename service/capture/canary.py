@@ -75,7 +75,7 @@ class Canary:
         """
         prompts = _prompts(spec, head)
         states = canaries.states_digest(self._lease.identity)
-        if self._lease.skips_canary or await self._passed(states, prompts):
+        if self._lease.skips_canary or await self._passed(states, prompts) is not None:
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
@@ -84,13 +84,17 @@ class Canary:
         self._begin(spec, prompts, max_bytes)
 
     async def has_passed(self, session: EngineSession) -> bool:
-        """Say whether the canary is skipped, or passed before on such an engine, with prompts as long."""
+        """Say whether the canary is skipped, or passed before on such an engine, with prompts as long.
+
+        Then the session has its report.
+        """
         if self._lease.skips_canary:
             return True
-        return await self._passed(self._digest(session), _prompts(session.spec, session.head))
+        session.canary = await self._passed(self._digest(session), _prompts(session.spec, session.head))
+        return session.canary is not None
 
     async def run(self, session: EngineSession, spec: EngineSpec) -> None:
-        """Run it and record that it passed.
+        """Run it and record that it passed, in the store and in the session.
 
         `spec` is of the job's own model, read now: the engine may have been started from another folder with
         the same weights, which has changed since.
@@ -122,13 +126,14 @@ class Canary:
         )
         for name in (self._digest(session), canaries.states_digest(identity)):
             await asyncio.to_thread(self._store.write, canaries.record, name, passed)
+        session.canary = passed
 
     def _digest(self, session: EngineSession) -> str:
         return canaries.canary_digest(session.provenance(self._lease.attempt_id.job_id, self._lease.identity))
 
-    async def _passed(self, digest: str, prompts: Sequence[Sequence[int]]) -> bool:
+    async def _passed(self, digest: str, prompts: Sequence[Sequence[int]]) -> CanaryReport | None:
         passed = await asyncio.to_thread(self._store.read, canaries.report, digest)
-        return passed is not None and passed.tokens >= sum(map(len, prompts))
+        return passed if passed is not None and passed.tokens >= sum(map(len, prompts)) else None
 
     def _begin(
         self,

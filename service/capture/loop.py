@@ -259,7 +259,7 @@ class Capture:
         if session is not None:
             session.charged = session.charged and bool(self._tasks())
             refuse_other_engine(lease, session)
-        if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
+        if session is not None and session.serves(lease.identity) and (session.canary or lease.skips_canary):
             return session
         # The worker's start does not wait for the import of torch and the engine.
         await asyncio.to_thread(import_engine, self._settings)
@@ -287,7 +287,6 @@ class Capture:
             except (StatesWrong, EngineRefused):
                 await self._engine.check_unchanged(lease)  # the reference may have read another model
                 raise
-        session.proven = session.proven or not lease.skips_canary
         return session
 
     async def _run_unit(self, unit: HeldUnit, session: EngineSession) -> None:

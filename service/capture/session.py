@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from schemas.dataset.manifest import CanaryReport
 from schemas.identity import Identity, Provenance, layer_info
 from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
@@ -60,8 +61,8 @@ class EngineSession:
 
     From then on, nothing that it captured is committed.
     """
-    proven: bool = False
-    """Whether a canary passed on this engine."""
+    canary: CanaryReport | None = None
+    """The report of the canary that passed on this engine."""
     spent: bool = False
     """Set once it died or was given up: it serves no further units."""
     charged: bool = False

@@ -90,7 +90,7 @@ class UnitRun:
         commit = await asyncio.to_thread(self._verify, order, sealed)
         engine = (self._lease, self._session, self._budget)
         await settle(*engine, self._store, self._settings, self._plan, sealed)
-        cosine = await run_again(*engine, self._store, self._settings, sealed)
+        cosine = await run_again(*engine, self._settings, sealed)
         if cosine is not None:
             checks = commit.checks.model_copy(update={"second_runs": 1, "second_run_cosine": cosine})
             commit = replace(commit, checks=checks)

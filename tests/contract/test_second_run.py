@@ -8,11 +8,13 @@ import pytest
 from schemas.dataset.manifest import CanaryReport, CheckReport, LayerAgreement, Manifest
 from schemas.job import JobState
 from schemas.names import manifest_path
+from schemas.request import ExtractRequest
 from service.capture import second_run
 from service.capture.canary import Canary
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.session import EngineSession
-from service.store import JobRow, canaries
+from service.errors import StoreUnavailable
+from service.store import JobRow, Store, canaries, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, request
 from tests.support.plans import random_ids
@@ -72,6 +74,7 @@ def canary(monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]) -> None:
             peak_bytes=0,
         )
         self._store.write(canaries.record, self._digest(session), report)
+        session.canary = report
 
     async def begin_early(self: Canary, spec: EngineSpec, head: object) -> None:
         return
@@ -80,13 +83,25 @@ def canary(monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]) -> None:
     monkeypatch.setattr(Canary, "begin_early", begin_early)
 
 
-def run(folder: Path, target: Path, lengths: list[int], **changes: Any) -> tuple[JobRow, CheckReport | None]:
-    shop = Shop.open(folder, target, engine=f"{__name__}:{NotingEngine.__name__}", unit_attempts=1)
+def shop_of(folder: Path, target: Path, **settings: Any) -> Shop:
+    engine = f"{__name__}:{NotingEngine.__name__}"
+    return Shop.open(folder, target, **{"engine": engine, "unit_attempts": 1} | settings)
+
+
+def a_request(target: Path, lengths: list[int], **changes: Any) -> ExtractRequest:
     samples = [{"id": str(n), "token_ids": ids} for n, ids in enumerate(random_ids(lengths, vocab_size=1500))]
-    job = shop.run(request(target, samples, **{"canary": "run"} | changes))
-    path = shop.settings.dataset_dir(job.id) / manifest_path(job.id)
-    checks = Manifest.model_validate_json(path.read_bytes()).checks if path.exists() else None
-    return job, checks
+    return request(target, samples, **{"canary": "run"} | changes)
+
+
+def checks_of(shop: Shop, job_id: str) -> CheckReport | None:
+    path = shop.settings.dataset_dir(job_id) / manifest_path(job_id)
+    return Manifest.model_validate_json(path.read_bytes()).checks if path.exists() else None
+
+
+def run(folder: Path, target: Path, lengths: list[int], **changes: Any) -> tuple[JobRow, CheckReport | None]:
+    shop = shop_of(folder, target)
+    job = shop.run(a_request(target, lengths, **changes))
+    return job, checks_of(shop, job.id)
 
 
 @pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
@@ -171,3 +186,21 @@ def test_no_row_of_a_model_within_its_noise_runs_twice(tmp_path, target, noise):
     assert job.state is JobState.COMPLETED, job.problem
     assert checks is not None
     assert (checks.second_runs, SECOND) == (0, [])
+
+
+def test_a_unit_keeps_its_rows_while_the_store_is_away(tmp_path, target, monkeypatch):
+    """The report of the canary was read before the rows were captured; a second time it cannot be."""
+    read, asked = Store.read, iter([False, True])
+
+    def away(self: Store, verb: Any, *given: Any, **named: Any) -> Any:
+        if verb is canaries.report and next(asked, False):
+            raise StoreUnavailable("away")
+        return read(self, verb, *given, **named)
+
+    monkeypatch.setattr(Store, "read", away)
+    shop = shop_of(tmp_path, target)
+    job_id = shop.submit(a_request(target, [30, 200]))
+    shop.plan()
+    shop.capture(job_id)
+    assert [unit.epoch for unit in shop.store.read(units.of_job, job_id)] == [1]
+    assert len(SECOND) == 1
