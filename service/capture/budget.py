@@ -26,8 +26,13 @@ class InFlight:
         """When the engine last made progress, or was last idle before a request."""
 
     @asynccontextmanager
-    async def hold(self, num_tokens: int) -> AsyncIterator[None]:
-        """Wait until `num_tokens` fit, hold them during the body, then release them."""
+    async def hold(self, num_tokens: int, *, alone: bool = False) -> AsyncIterator[None]:
+        """Wait until `num_tokens` fit, hold them during the body, then release them.
+
+        With `alone`, wait until nothing else is held, and let nothing else in.
+        """
+        if alone:
+            num_tokens = max(num_tokens, self._max_tokens + 1)
         async with self._first:
             while not self._fits(num_tokens):
                 self._room.clear()

@@ -188,11 +188,12 @@ async def capture_prompts(
     prompts: Sequence[Sequence[int]],
     *,
     last_tokens: int = JUDGED_TOKENS,
+    alone: bool = False,
 ) -> States:
     """Capture `prompts` beside a unit, as one of their own; return their states, none where not finite.
 
     The last of several may take its beginning from the prefix cache; every token of the others is computed.
-    Of a longer prompt, those of its `last_tokens`.
+    Of a longer prompt, those of its `last_tokens`. With `alone`, nothing else is in the engine meanwhile.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
@@ -208,7 +209,7 @@ async def capture_prompts(
             # One after the other, so that the last prompt's prefix is in the cache when it comes.
             name, ref = f"canary-{row_name(attempt_id, row)}", RowRef(attempt_id, row, len(ids))
             prompt = Prompt(name, tuple(ids), ref, reads_cache=0 < row == len(prompts) - 1)
-            async with budget.hold(len(ids)):
+            async with budget.hold(len(ids), alone=alone):
                 await _answered(session, budget, prompt, settings.engine_silence_s)
         sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
         return await asyncio.to_thread(_read, folder, sealed, len(prompts), last_tokens)

@@ -1,4 +1,4 @@
-"""Runs one row of a unit a second time, by itself and without the prefix cache, and compares its states.
+"""Runs one row of a unit a second time, without the prefix cache, and compares its states.
 
 Imports torch: import it lazily.
 """
@@ -50,8 +50,9 @@ async def run_again(
 ) -> float | None:
     """Run a row of a sealed unit again; return the least median cosine, or None if no row ran.
 
-    One row of the first units of an engine, later of as many as `SHARE` allows. None of a model whose canary
-    was skipped, or was judged by its noise: it would be the same noise between two batches.
+    One row of each unit, with the engine to itself, until one of the engine has passed; later of as many as
+    `SHARE` allows, in a batch with others, for which the engine need not run empty. None of a job that skips
+    the canary, or of a model that was judged by its noise: it would be the same noise between two batches.
 
     Raises StatesWrong, and what `capture_prompts` raises.
     """
@@ -59,17 +60,22 @@ async def run_again(
     report = None if lease.skips_canary else session.canary
     if report is None or any(layer.median_rel_error is not None for layer in report.layers):
         return None
-    chosen = _choose(lease, sealed, is_first=not session.has_captured)
+    is_first = not session.has_run_again
+    chosen = _choose(lease, sealed, is_first=is_first)
     if chosen is None:
         return None
     path = attempt_folder(settings, lease.attempt_id) / chosen.file
     ids = await asyncio.to_thread(_token_ids, path, chosen)
-    (second,) = await capture_prompts(lease, settings, session, budget, [ids], last_tokens=len(ids))
+    (second,) = await capture_prompts(
+        lease, settings, session, budget, [ids], last_tokens=len(ids), alone=is_first
+    )
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:
         raise StatesWrong(f"{where}: computed a second time, its states are not finite", field="layers")
     bounds = {layer.layer_id: least_cosine(lease.identity, layer) for layer in report.layers}
-    return await asyncio.to_thread(_compare, where, path, chosen, second, bounds)
+    cosine = await asyncio.to_thread(_compare, where, path, chosen, second, bounds)
+    session.has_run_again = True
+    return cosine
 
 
 def _choose(lease: UnitLease, sealed: Sequence[UnitSealed], *, is_first: bool) -> _Chosen | None:

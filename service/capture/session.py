@@ -69,6 +69,8 @@ class EngineSession:
     """Set once a unit's failure counted against the worker, until all have ended that may fail with it."""
     has_captured: bool = False
     """Whether a unit that it captured was committed."""
+    has_run_again: bool = False
+    """Whether a row that it captured beside others had the same states when it had the engine to itself."""
 
     @property
     def alive(self) -> bool:

@@ -2,8 +2,9 @@
 
 The canary's prompts have the engine to themselves, while the rows of a unit share its batches, find their
 beginnings in the prefix cache, are computed in pieces, and answers token by token. An engine that goes wrong
-only then is wrong in the row and right in the second run, or wrong in both in another way. The bounds are the
-canary's: what two libraries may differ by is more than what two batches of one engine may.
+only then is wrong in the row and right in the second run. Only the first of an engine has it to itself, too:
+a later one detects what depends on the batch. The bounds are the canary's: what two libraries may differ by
+is more than what two batches of one engine may.
 
 Imports torch: import it lazily.
 

@@ -14,10 +14,11 @@ from service.capture.canary import Canary
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.session import EngineSession
 from service.errors import StoreUnavailable
-from service.store import JobRow, Store, canaries, units
+from service.store import JobRow, Store, canaries, jobs, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, request
 from tests.support.plans import random_ids
+from tests.support.roles import Capture, capture_until
 from tests.support.tiny_model import random_target
 
 SECOND: list[Prompt] = []
@@ -41,6 +42,26 @@ class NotingEngine(FakeEngine):
         if self.is_wrong_from is not None and not self._is_second:
             states[0, self.is_wrong_from :] *= 2
         return states
+
+
+class SharedEngine(NotingEngine):
+    """Gives other states to whatever shares it with another request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_shared: dict[tuple[int, ...], bool] = {}
+
+    async def run(self, prompt: Prompt) -> Answer:
+        self._is_shared[prompt.token_ids] = False
+        if len(self._is_shared) > 1:
+            self._is_shared = dict.fromkeys(self._is_shared, True)
+        try:
+            return await super().run(prompt)
+        finally:
+            del self._is_shared[prompt.token_ids]
+
+    def _states(self, token_ids: list[int]) -> Any:
+        return super()._states(token_ids) * (2 if self._is_shared[tuple(token_ids)] else 1)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +104,8 @@ def canary(monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]) -> None:
     monkeypatch.setattr(Canary, "begin_early", begin_early)
 
 
-def shop_of(folder: Path, target: Path, **settings: Any) -> Shop:
-    engine = f"{__name__}:{NotingEngine.__name__}"
-    return Shop.open(folder, target, **{"engine": engine, "unit_attempts": 1} | settings)
+def shop_of(folder: Path, target: Path, engine: type = NotingEngine, **settings: Any) -> Shop:
+    return Shop.open(folder, target, engine=f"{__name__}:{engine.__name__}", unit_attempts=1, **settings)
 
 
 def a_request(target: Path, lengths: list[int], **changes: Any) -> ExtractRequest:
@@ -203,4 +223,28 @@ def test_a_unit_keeps_its_rows_while_the_store_is_away(tmp_path, target, monkeyp
     shop.plan()
     shop.capture(job_id)
     assert [unit.epoch for unit in shop.store.read(units.of_job, job_id)] == [1]
+    assert len(SECOND) == 1
+
+
+def test_an_engine_whose_requests_spoil_each_other_is_caught_while_other_units_keep_it_busy(
+    tmp_path, target, monkeypatch
+):
+    monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.1")
+    shop = shop_of(tmp_path, target, SharedEngine, in_flight_requests=4)
+    job = shop.run(a_request(target, [60] * 100, layers=[1], final_layer=False))
+    assert job.problem is not None
+    assert "computed a second time, layer 1 has other states for 100% of" in job.problem.detail
+
+
+def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twice(
+    tmp_path, target, monkeypatch
+):
+    monkeypatch.setattr(second_run, "SHARE", 0.0)
+    shop = shop_of(tmp_path, target, units_in_flight=1, units_in_proof=0)
+    skips, proven = (shop.submit(a_request(target, [60], canary=how), how) for how in ("skip", "run"))
+    shop.plan()
+    loop = Capture(shop.store, shop.settings, "worker")
+    capture_until(
+        lambda: all(shop.store.read(jobs.job, job).progress.is_captured for job in (skips, proven)), loop
+    )
     assert len(SECOND) == 1

@@ -75,9 +75,9 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.SECOND: (
         "a row of an engine's first units, then at most 0.5% of the tokens, before the unit commits",
-        "the row is computed again by itself, without the prefix cache, up to its 4,096th token: in each "
-        "piece of 129 tokens every layer has the same states, within rounding. Not of a model whose canary "
-        "is skipped, or was judged by its noise",
+        "the row is computed again, without the prefix cache, up to its 4,096th token, at first with the "
+        "engine to itself, later in a batch with others: in each piece of 129 tokens every layer has the "
+        "same states, within rounding. Not of a model whose canary is skipped, or was judged by its noise",
     ),
     Check.SILENCE: (
         "every unit, capture",

@@ -49,6 +49,22 @@ async def test_a_request_larger_than_the_budget_passes_alone():
     assert budget.tokens == 1
 
 
+@in_a_loop
+async def test_a_small_request_that_must_be_alone_waits_for_those_before_it_and_lets_none_in():
+    budget = InFlight(100, 3)
+    before, lone, behind = budget.hold(10), budget.hold(10, alone=True), budget.hold(10)
+    await before.__aenter__()
+    waiting = [asyncio.create_task(hold.__aenter__()) for hold in (lone, behind)]
+    await settle()
+    assert not waiting[0].done()
+    await before.__aexit__(None, None, None)
+    await settle()
+    assert [hold.done() for hold in waiting] == [True, False]
+    await lone.__aexit__(None, None, None)
+    await waiting[1]
+    assert budget.tokens == 10
+
+
 @pytest.mark.parametrize("granted", [True, False], ids=["just granted", "still waiting"])
 @in_a_loop
 async def test_a_cancelled_request_gives_its_place_back(granted):
