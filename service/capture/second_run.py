@@ -90,7 +90,9 @@ def _choose(lease: UnitLease, sealed: Sequence[UnitSealed], *, is_first: bool) -
     if not rows:
         return None
     all_tokens = sum(row.tokens for row in rows)
-    draw = np.random.default_rng((lease.attempt_id.unit, lease.attempt_id.epoch))
+    # Also of the job: those of a schedule may all have one unit, whose draw would be the same every night.
+    job = int(lease.attempt_id.job_id.removeprefix("j-"), 16)
+    draw = np.random.default_rng((job, lease.attempt_id.unit, lease.attempt_id.epoch))
     long = [row for row in rows if row.tokens * len(rows) >= all_tokens]
     drawn = long[draw.integers(len(long))]
     chosen = replace(drawn, tokens=min(drawn.tokens, most))

@@ -1,13 +1,15 @@
 """The second run within a job: which rows run twice, what is recorded of them, and what fails a unit."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from schemas.dataset.manifest import CanaryReport, CheckReport, LayerAgreement, Manifest
 from schemas.job import JobState
-from schemas.names import manifest_path
+from schemas.names import job_id_from_content, manifest_path
+from schemas.receipts import AttemptId
 from schemas.request import ExtractRequest
 from service.capture import second_run
 from service.capture.canary import Canary
@@ -17,7 +19,7 @@ from service.errors import StoreUnavailable
 from service.store import JobRow, Store, canaries, jobs, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, request
-from tests.support.plans import random_ids
+from tests.support.plans import identity, random_ids
 from tests.support.roles import Capture, capture_until
 from tests.support.tiny_model import random_target
 
@@ -248,3 +250,16 @@ def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twi
         lambda: all(shop.store.read(jobs.job, job).progress.is_captured for job in (skips, proven)), loop
     )
     assert len(SECOND) == 1
+
+
+def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():
+    """As a schedule makes them, one a night, on an engine that stays."""
+    sealed: Any = [SimpleNamespace(file="train-00000.parquet", rows=range(50), num_tokens=[60] * 50)]
+    drawn = []
+    for night in range(100):
+        attempt_id = AttemptId(job_id=job_id_from_content(str(night)), unit=0, epoch=1)
+        lease: Any = SimpleNamespace(attempt_id=attempt_id, identity=identity())
+        drawn.append(second_run._choose(lease, sealed, is_first=False))
+    rows = [chosen.row for chosen in drawn if chosen is not None]
+    assert 0 < len(rows) < 100
+    assert len(set(rows)) > 1
