@@ -50,9 +50,10 @@ async def run_again(
 ) -> float | None:
     """Run a row of a sealed unit again; return the least median cosine, or None if no row ran.
 
-    One row of each unit, with the engine to itself, until one of the engine has passed; later of as many as
-    `SHARE` allows, in a batch with others, for which the engine need not run empty. None of a job that skips
-    the canary, or of a model that was judged by its noise: it would be the same noise between two batches.
+    First one row of an engine and a way of capture, with the engine to itself, while other units wait for the
+    verdict. Later of as many rows as `SHARE` allows, in a batch with others, for which the engine need not
+    run empty. None of a job that skips the canary, or of a model that was judged by its noise: it would be
+    the same noise between two batches.
 
     Raises StatesWrong, and what `capture_prompts` raises.
     """
@@ -60,22 +61,38 @@ async def run_again(
     report = None if lease.skips_canary else session.canary
     if report is None or any(layer.median_rel_error is not None for layer in report.layers):
         return None
-    is_first = not session.has_run_again
-    chosen = _choose(lease, sealed, is_first=is_first)
+    bounds = {layer.layer_id: least_cosine(lease.identity, layer) for layer in report.layers}
+    parts = lease, session, budget, settings, bounds
+    async with session.before_second_run:
+        if lease.identity.capture not in session.ran_again:
+            cosine = await _run(*parts, _choose(lease, sealed, is_first=True), alone=True)
+            if cosine is not None:
+                session.ran_again.add(lease.identity.capture)
+            return cosine
+    return await _run(*parts, _choose(lease, sealed, is_first=False), alone=False)
+
+
+async def _run(
+    lease: UnitLease,
+    session: EngineSession,
+    budget: InFlight,
+    settings: Settings,
+    bounds: Mapping[int, float],
+    chosen: _Chosen | None,
+    *,
+    alone: bool,
+) -> float | None:
     if chosen is None:
         return None
     path = attempt_folder(settings, lease.attempt_id) / chosen.file
     ids = await asyncio.to_thread(_token_ids, path, chosen)
     (second,) = await capture_prompts(
-        lease, settings, session, budget, [ids], last_tokens=len(ids), alone=is_first
+        lease, settings, session, budget, [ids], last_tokens=len(ids), alone=alone
     )
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:
         raise StatesWrong(f"{where}: computed a second time, its states are not finite", field="layers")
-    bounds = {layer.layer_id: least_cosine(lease.identity, layer) for layer in report.layers}
-    cosine = await asyncio.to_thread(_compare, where, path, chosen, second, bounds)
-    session.has_run_again = True
-    return cosine
+    return await asyncio.to_thread(_compare, where, path, chosen, second, bounds)
 
 
 def _choose(lease: UnitLease, sealed: Sequence[UnitSealed], *, is_first: bool) -> _Chosen | None:

@@ -5,7 +5,7 @@ A worker has at most one session. It starts another when a job needs another eng
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -69,8 +69,10 @@ class EngineSession:
     """Set once a unit's failure counted against the worker, until all have ended that may fail with it."""
     has_captured: bool = False
     """Whether a unit that it captured was committed."""
-    has_run_again: bool = False
-    """Whether a row that it captured beside others had the same states when it had the engine to itself."""
+    ran_again: set[str | None] = field(default_factory=set)
+    """The ways of capture in which a row had the same states when it had the engine to itself."""
+    before_second_run: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while that is found out; proven units wait for it."""
 
     @property
     def alive(self) -> bool:

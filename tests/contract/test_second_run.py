@@ -235,7 +235,7 @@ def test_an_engine_whose_requests_spoil_each_other_is_caught_while_other_units_k
     shop = shop_of(tmp_path, target, SharedEngine, in_flight_requests=4)
     job = shop.run(a_request(target, [60] * 100, layers=[1], final_layer=False))
     assert job.problem is not None
-    assert "computed a second time, layer 1 has other states for 100% of" in job.problem.detail
+    assert "computed a second time, layer 1 has other states for 60 of the 60" in job.problem.detail
 
 
 def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twice(
@@ -250,6 +250,20 @@ def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twi
         lambda: all(shop.store.read(jobs.job, job).progress.is_captured for job in (skips, proven)), loop
     )
     assert len(SECOND) == 1
+
+
+def test_an_engine_that_ran_a_prefill_twice_owes_a_second_run_of_an_answer(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(second_run, "SHARE", 0.0)
+    shop = shop_of(tmp_path, target)
+    asked = [{"id": "q", "messages": [{"role": "user", "content": "Question"}]}]
+    answers = {"generate": {"max_tokens": 7}, "source": {"kind": "inline", "samples": asked}}
+    bodies = {"answers": a_request(target, [1], **answers), "rows": a_request(target, [60])}
+    made = [shop.submit(bodies[key], key) for key in ("answers", "rows")]
+    made.append(shop.submit(bodies["rows"], "again"))
+    shop.plan()
+    loop = Capture(shop.store, shop.settings, "worker")
+    capture_until(lambda: all(shop.store.read(jobs.job, job).progress.is_captured for job in made), loop)
+    assert len(SECOND) == 2
 
 
 def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():

@@ -107,7 +107,7 @@ PLANTS: tuple[Plant, ...] = (
         ("zero-states", "all states are zero", "is all zero in"),
     ),
     *_alike(
-        *(Stage.UNITS, Check.SECOND, WRONG, "computed a second time, layer 2 has other states for 100% of"),
+        *(Stage.UNITS, Check.SECOND, WRONG, "computed a second time, layer 2 has other states for"),
         ("exchanged-layers", "two auxiliary layers exchanged"),
         ("stretched-layer", "an auxiliary layer twice as large"),
     ),

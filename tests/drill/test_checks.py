@@ -29,7 +29,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Find nothing."""
 
 
-async def _no_canary(*_: Any) -> None:
+async def _pass(*_: Any) -> None:
     """Let every engine pass."""
 
 
@@ -58,7 +58,8 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.VALUES: (lambda m: m.setattr(RowChecker, "check", _readings), "zero-block"),
     Check.COPY: (lambda m: m.setattr(shards, "_refuse_changed", _nothing), "flipped-bit-in-memory"),
     Check.SEEN: (lambda m: m.setattr(RepeatCheck, "check", _nothing), "stale-block"),
-    Check.CANARY: (lambda m: m.setattr(Canary, "run", _no_canary), "layer-before"),
+    Check.CANARY: (lambda m: m.setattr(Canary, "run", _pass), "layer-before"),
+    Check.SECOND: (lambda m: m.setattr(unit_run, "run_again", _pass), "exchanged-layers"),
     Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),
     Check.NAME: (lambda m: m.setattr(row_proof, "name_fault", _nothing), "mask-changed-before-hashing"),
@@ -84,6 +85,8 @@ def run(plant: Plant, drill: Drill, monkeypatch: pytest.MonkeyPatch, dataset: An
         return drill.capture(None, before=partial(PLANNED[plant.name], monkeypatch))
     elif plant.stage is Stage.EVERYWHERE:
         return drill.capture(None, engine="LayerBeforeEngine")
+    elif plant.stage is Stage.UNITS:
+        return drill.capture(plant.name, units_only=True)
     else:
         return drill.capture(plant.name)
     return drill.capture(None)

@@ -39,7 +39,14 @@ def test_a_rounding_of_the_last_bit_agrees():
 
 @pytest.mark.parametrize(
     ("tokens", "places"),
-    [(130, slice(20, 36)), (257, slice(90, 106)), (1000, slice(600, 616)), (5, slice(2, 5))],
+    [
+        (130, slice(20, 36)),
+        (257, slice(90, 106)),
+        (1000, slice(600, 616)),
+        (40, slice(3, 9)),
+        (5, slice(2, 4)),
+        (1, slice(0, 1)),
+    ],
 )
 def test_a_block_of_other_states_is_refused_however_long_the_row_is(tokens, places):
     first = states(tokens)
