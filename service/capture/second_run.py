@@ -25,7 +25,7 @@ from service.settings import Settings
 from service.store import UnitLease
 
 SHARE = 0.005
-"""Most of the engine's tokens that second runs take, beside those of its first units."""
+"""Most of the engine's tokens that second runs take, beside the first one."""
 TOKENS_MAX = 4096
 BYTES_MAX = 2**28
 """Of a longer row, its beginning runs again: its states do not depend on what follows. All are in memory."""

@@ -74,7 +74,7 @@ ABOUT: dict[Check, tuple[str, str]] = {
         "([the bounds](tolerance.md))",
     ),
     Check.SECOND: (
-        "a row of an engine's first units, then at most 0.5% of the tokens, before the unit commits",
+        "one row of an engine and a way of capture, then at most 0.5% of the tokens, before the unit commits",
         "the row is computed again, without the prefix cache, up to its 4,096th token, at first with the "
         "engine to itself, later in a batch with others: in each piece of 129 tokens every layer has the "
         "same states, within rounding. Not of a model whose canary is skipped, or was judged by its noise",
