@@ -244,8 +244,7 @@ def _canary_lines(job_id: str, checks: CheckReport) -> Iterator[str]:
     if report.noise is not None:
         yield f"  {report.noise}"
     if checks.second_runs:
-        rows, cosine = f"{checks.second_runs} rows computed twice", checks.second_run_cosine
-        yield f"  {rows}, in other batches: cosine {cosine:.6f}"
+        yield f"  second runs: {checks.second_runs}, cosine {checks.second_run_cosine:.6f}"
 
 
 def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading) -> JobTally:
