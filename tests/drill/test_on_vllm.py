@@ -70,6 +70,7 @@ class Session:
             if session is None:
                 spec = await self.engine.inspect(lease)
                 session = await self.engine.start(lease, spec, await self.engine.prepare(spec))
+            session.ran_again.clear()  # every job is this engine's first, and owes a second run
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
             async with Canary(lease, shop.store, shop.settings, budget) as canary:
                 if not await canary.has_passed(session):
