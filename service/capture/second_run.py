@@ -1,5 +1,8 @@
 """Runs one row of a unit a second time, without the prefix cache, and compares its states.
 
+Runs on the worker's event loop, between a unit's proof and its commit; files are read, and states compared,
+in threads.
+
 Imports torch: import it lazily.
 """
 
@@ -82,6 +85,7 @@ async def _run(
     *,
     alone: bool,
 ) -> float | None:
+    """Run the chosen row, if one is; return the least median cosine of its layers."""
     if chosen is None:
         return None
     path = attempt_folder(settings, lease.attempt_id) / chosen.file

@@ -37,10 +37,12 @@ def least_cosine(identity: Identity, agreement: LayerAgreement) -> float:
 def compare(
     where: str, layer_id: int, first_TH: torch.Tensor, second_TH: torch.Tensor, bound: float
 ) -> float:
-    """Compare one layer's states of one row; return the least of its pieces' median cosines.
+    """Compare one layer's states of one row, [T, H] each; return the least of its pieces' median cosines.
 
     A piece has as many tokens as of a canary's prompt are compared, or down to half as many, so that one
     block of wrong ones is no small share of it.
+
+    `bound` is the least cosine of a token that fits.
 
     Raises StatesWrong if too many tokens of a piece differ in direction or length.
     """
