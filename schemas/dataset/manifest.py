@@ -62,6 +62,13 @@ class LayerAgreement(Wire):
     layer_id: Count
     cosine: float = Field(ge=-1.001, le=1.001, description="median over the tokens of the worst prompt")
     max_rel_error: float = Field(ge=0, description="of the worst token; a flipped router choice shows here")
+    misfits: float = Field(
+        default=0,
+        ge=0,
+        le=1,
+        exclude_if=lambda share: not share,
+        description="share of the tokens whose cosine is below the bound; flipped router choices show here",
+    )
     best_match_layer: Count = Field(description="the nearest layer of the reference, which is its own")
     median_rel_error: float | None = Field(
         default=None, ge=0, description="against float32, if rounding errors are large"

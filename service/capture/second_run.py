@@ -23,7 +23,7 @@ from service.capture.budget import InFlight
 from service.capture.canary import capture_prompts
 from service.capture.session import EngineSession
 from service.errors import StatesWrong, WriteFailed
-from service.proof.second_run import compare, least_cosine
+from service.proof.second_run import LayerBound, compare, layer_bound
 from service.settings import Settings
 from service.store import UnitLease
 
@@ -64,7 +64,7 @@ async def run_again(
     report = None if lease.skips_canary else session.canary
     if report is None or any(layer.median_rel_error is not None for layer in report.layers):
         return None
-    bounds = {layer.layer_id: least_cosine(lease.identity, layer) for layer in report.layers}
+    bounds = tuple(layer_bound(lease.identity, layer) for layer in report.layers)
     parts = lease, session, budget, settings, bounds
     async with session.before_second_run:
         if lease.identity.capture not in session.ran_again:
@@ -80,7 +80,7 @@ async def _run(
     session: EngineSession,
     budget: InFlight,
     settings: Settings,
-    bounds: Mapping[int, float],
+    bounds: Sequence[LayerBound],
     chosen: _Chosen | None,
     *,
     alone: bool,
@@ -131,15 +131,16 @@ def _token_ids(path: Path, chosen: _Chosen) -> list[int]:
 
 
 def _compare(
-    where: str, path: Path, chosen: _Chosen, second: Mapping[int, torch.Tensor], bounds: Mapping[int, float]
+    where: str, path: Path, chosen: _Chosen, second: Mapping[int, torch.Tensor], bounds: Sequence[LayerBound]
 ) -> float:
     """Compare layer by layer. Raises StatesWrong, WriteFailed."""
     cosines = []
     try:
         with open_shard(path) as shard:
-            for layer_id, bound in bounds.items():
-                first_TH = read_states(shard, chosen.place, layer_id)[: len(second[layer_id])]
-                cosines.append(compare(where, layer_id, first_TH, second[layer_id], bound))
+            for bound in bounds:
+                second_TH = second[bound.layer_id]
+                first_TH = read_states(shard, chosen.place, bound.layer_id)[: len(second_TH)]
+                cosines.append(compare(where, bound, first_TH, second_TH))
     except (DatasetError, OSError) as error:
         raise WriteFailed(f"{where}: a sealed file cannot be read back: {error}") from error
     return min(cosines)

@@ -135,7 +135,7 @@ def judge(
                 f"layer {layer_id} {looks}: median distance {own:.2e} to its own reference, "
                 f"{median:.2e} to that layer"
             )
-        layers.append(_agreement(layer_id, distances))
+        layers.append(_agreement(layer_id, distances, min_cosine))
     return tuple(layers)
 
 
@@ -183,7 +183,7 @@ def judge_by_noise(
             "median_rel_error": float(error_T.median()),
             "own_median_rel_error": float(noise_T.median()),
         }
-        layers.append(_agreement(layer_id, distances).model_copy(update=medians))
+        layers.append(_agreement(layer_id, distances, MIN_COSINE[dtype]).model_copy(update=medians))
     return tuple(layers)
 
 
@@ -223,12 +223,14 @@ def _own_errors(distances: Sequence[_Distance]) -> torch.Tensor:
     return torch.cat([distance.own_T for distance in distances])
 
 
-def _agreement(layer_id: int, distances: Sequence[_Distance]) -> LayerAgreement:
+def _agreement(layer_id: int, distances: Sequence[_Distance], min_cosine: float) -> LayerAgreement:
     """Return the report of a layer that is nearest to its own reference."""
+    misfits_T = torch.cat([distance.cosine_T for distance in distances]) < min_cosine
     return LayerAgreement(
         layer_id=layer_id,
         cosine=min(float(distance.cosine_T.median()) for distance in distances),
         max_rel_error=float(_own_errors(distances).max()),
+        misfits=float(misfits_T.double().mean()),
         best_match_layer=layer_id,
     )
 

@@ -11,6 +11,9 @@ Imports torch: import it lazily.
 Legend: T tokens, H hidden size.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 
 from schemas.dataset.manifest import LayerAgreement
@@ -21,28 +24,46 @@ from service.proof.canary import JUDGED_TOKENS, MIN_COSINE, MIN_TOKENS, most_str
 
 _FURTHER = 4.0
 """One less the cosine grows with the square of the distance: this allows twice the canary's distance."""
+_DEVIATIONS = 6.0
+"""Standard deviations of the number of tokens below the bound: more are seen once in a million pieces."""
 _CURE = "the engine's states depend on what else is in its batch: report it, with its version and options"
 
 
-def least_cosine(identity: Identity, agreement: LayerAgreement) -> float:
-    """Return the bound for a layer's cosine: that of the dtype, or less if the canary was further off.
+@dataclass(frozen=True, slots=True)
+class LayerBound:
+    """What two runs of one layer may differ by: a token's least cosine, and the share of tokens below it."""
+
+    layer_id: int
+    cosine: float
+    misfits: float
+
+    def most_misfits(self, num_tokens: int) -> int:
+        """Return how many tokens of a piece may be below the cosine.
+
+        As many as in the canary's prompts, and one of a short piece: one whose router flips may be a fifth of
+        its tokens, but not all. More if the model's routers flipped in the canary, as they may here.
+        """
+        expected = self.misfits * num_tokens
+        by_chance = expected + _DEVIATIONS * math.sqrt(expected)
+        return int(max((1 - MIN_TOKENS) * num_tokens, by_chance, min(1, num_tokens - 1)))
+
+
+def layer_bound(identity: Identity, agreement: LayerAgreement) -> LayerBound:
+    """Return the bound for a layer: that of the dtype, or a wider one if the canary was further off.
 
     An engine that rounds its inputs to 8 bits may be further from the reference than the dtype explains. What
     is stored as fp8 is as exact as bfloat16 at best.
     """
-    bound = MIN_COSINE["bfloat16" if is_lossy(identity) else identity.dtype]
-    return min(bound, 1 - _FURTHER * (1 - agreement.cosine))
+    cosine = MIN_COSINE["bfloat16" if is_lossy(identity) else identity.dtype]
+    cosine = min(cosine, 1 - _FURTHER * (1 - agreement.cosine))
+    return LayerBound(agreement.layer_id, cosine, agreement.misfits)
 
 
-def compare(
-    where: str, layer_id: int, first_TH: torch.Tensor, second_TH: torch.Tensor, bound: float
-) -> float:
+def compare(where: str, bound: LayerBound, first_TH: torch.Tensor, second_TH: torch.Tensor) -> float:
     """Compare one layer's states of one row, [T, H] each; return the least of its pieces' median cosines.
 
     A piece has as many tokens as of a canary's prompt are compared, or down to half as many, so that one
     block of wrong ones is no small share of it.
-
-    `bound` is the least cosine of a token that fits.
 
     Raises StatesWrong if too many tokens of a piece differ in direction or length.
     """
@@ -56,16 +77,15 @@ def compare(
         stretch_T = (torch.linalg.vector_norm(first, dim=1) / size_T - 1).abs()
         # A padding token's embedding may be zero, and has no direction.
         equal_T = (one == other).all(dim=1)
-        fits_T = equal_T | ((cosine_T >= bound) & (stretch_T <= most_stretch(bound)))
+        fits_T = equal_T | ((cosine_T >= bound.cosine) & (stretch_T <= most_stretch(bound.cosine)))
         cosine_T = cosine_T.masked_fill(equal_T, 1.0)
         wrong = int((~fits_T).sum())
-        # One whose router flips may be a fifth of a short row, but not all of it.
-        if wrong > max((1 - MIN_TOKENS) * len(fits_T), 1 if len(fits_T) > 1 else 0):
+        if wrong > bound.most_misfits(len(fits_T)):
             cosine, stretch = float(cosine_T[~fits_T].median()), float(stretch_T[~fits_T].median())
             raise StatesWrong(
-                f"{where}: computed a second time, layer {layer_id} has other states for {wrong} of "
+                f"{where}: computed a second time, layer {bound.layer_id} has other states for {wrong} of "
                 f"the {len(fits_T)} tokens from {begin} on: median cosine {cosine:.4f}, expected at "
-                f"least {bound:.4f}, and {stretch:.0%} off in length",
+                f"least {bound.cosine:.4f}, and {stretch:.0%} off in length",
                 field="layers",
                 cure=_CURE,
             )

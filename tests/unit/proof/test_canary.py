@@ -284,11 +284,14 @@ def test_close_layers_are_told_apart_in_one_prompt_and_over_all():
         judge(slightly_nearer, reference, (2,), NUM_LAYERS, "bfloat16")
 
 
-def test_a_few_tokens_whose_router_flipped_are_forgiven(run):
+def test_a_few_tokens_whose_router_flipped_are_forgiven_and_counted(run):
     def plant(captured: States, right: States) -> None:
         captured[2][2][5:13] += 0.5 * captured[2][2][20:28]
 
-    assert run.judge(plant)[2].max_rel_error > 0.1
+    layer = run.judge(plant)[2]
+    assert layer.max_rel_error > 0.1
+    assert layer.misfits == pytest.approx(8 / sum(len(prompt[2]) for prompt in run.reference))
+    assert run.judge()[2].misfits == 0
 
 
 def test_a_sliding_window_that_the_engine_does_not_keep_is_found_in_long_prompts_alone(tmp_path):

@@ -5,10 +5,11 @@ import torch
 
 from schemas.dataset.manifest import LayerAgreement
 from service.errors import StatesWrong
-from service.proof.second_run import compare, least_cosine
+from service.proof.second_run import LayerBound, compare, layer_bound
 from tests.support.plans import identity
 
 HIDDEN = 64
+BOUND = LayerBound(layer_id=2, cosine=0.99, misfits=0)
 
 
 def states(tokens: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -21,20 +22,23 @@ def differing(first: torch.Tensor, places: slice) -> torch.Tensor:
     return second
 
 
-def agreement(cosine: float) -> LayerAgreement:
-    return LayerAgreement(layer_id=2, cosine=cosine, max_rel_error=0.1, best_match_layer=2)
+def bound_of(cosine: float, misfits: float = 0, **changes: str) -> LayerBound:
+    of_canary = LayerAgreement(
+        layer_id=2, cosine=cosine, max_rel_error=0.1, misfits=misfits, best_match_layer=2
+    )
+    return layer_bound(identity(**changes), of_canary)
 
 
 def test_equal_states_agree_also_where_an_embedding_is_zero():
     first = states(300)
     first[7] = 0
-    assert compare("row 0", 0, first, first.clone(), 0.99) == pytest.approx(1.0)
+    assert compare("row 0", BOUND, first, first.clone()) == pytest.approx(1.0)
 
 
 def test_a_rounding_of_the_last_bit_agrees():
     first = states(300)
     second = (first.float() * (1 + 2.0**-8 * torch.randn(first.shape))).bfloat16()
-    assert 0.999 < compare("row 0", 2, first, second, 0.99) < 1
+    assert 0.999 < compare("row 0", BOUND, first, second) < 1
 
 
 @pytest.mark.parametrize(
@@ -51,13 +55,13 @@ def test_a_rounding_of_the_last_bit_agrees():
 def test_a_block_of_other_states_is_refused_however_long_the_row_is(tokens, places):
     first = states(tokens)
     with pytest.raises(StatesWrong, match=r"^row 0: computed a second time, layer 2 has other states for"):
-        compare("row 0", 2, first, differing(first, places), 0.99)
+        compare("row 0", BOUND, first, differing(first, places))
 
 
 def test_a_token_whose_router_flips_is_no_fault_of_a_short_row_or_a_long_one():
     for tokens in (5, 130, 1000):
         first = states(tokens)
-        compare("row 0", 2, first, differing(first, slice(3, 4)), 0.99)
+        compare("row 0", BOUND, first, differing(first, slice(3, 4)))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -66,17 +70,25 @@ def test_states_that_are_not_finite_are_refused(wrong):
     second = first.clone()
     second[20:60] = wrong
     with pytest.raises(StatesWrong):
-        compare("row 0", 2, first, second, 0.99)
+        compare("row 0", BOUND, first, second)
 
 
 def test_states_of_another_length_are_refused():
     first = states(200)
     with pytest.raises(StatesWrong, match="50% off in length"):
-        compare("row 0", 2, first, first * 2, 0.99)
+        compare("row 0", BOUND, first, first * 2)
+
+
+@pytest.mark.parametrize(("misfits", "most"), [(0.0, 12), (0.01, 12), (0.05, 21), (0.1, 34)])
+def test_more_tokens_may_differ_where_the_canarys_own_did(misfits, most):
+    bound = bound_of(1.0, misfits)
+    first = states(129)
+    compare("row 0", bound, first, differing(first, slice(0, most)))
+    with pytest.raises(StatesWrong, match=f"other states for {most + 1} of the 129 tokens"):
+        compare("row 0", bound, first, differing(first, slice(0, most + 1)))
 
 
 def test_the_bound_is_the_dtypes_unless_the_canary_was_further_off():
-    exact = identity(dtype="float32")
-    assert least_cosine(exact, agreement(1.0)) == 0.99999
-    assert least_cosine(exact, agreement(0.9)) == pytest.approx(0.6)
-    assert least_cosine(identity(dtype="float32", compression="fp8"), agreement(1.0)) == 0.99
+    assert bound_of(1.0, dtype="float32").cosine == 0.99999
+    assert bound_of(0.9, dtype="float32").cosine == pytest.approx(0.6)
+    assert bound_of(1.0, dtype="float32", compression="fp8").cosine == 0.99
