@@ -44,6 +44,9 @@ _NOISE_FACTOR = 2.0
 noise.
 """
 _ROUNDING: dict[Dtype, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+_SCALE_FACTOR = 3.0
+_LEAST_SCALE = 0.005
+"""A constant that one library rounds to 16 bits scales by up to 0.4%, as Gemma's factor of the embeddings."""
 _QUANTILES = (0.5, 0.8)
 _LATER = 0.1
 """A quantile is compared with a higher quantile of the noise, because the noise hits tokens at random."""
@@ -135,6 +138,9 @@ def judge(
                 f"layer {layer_id} {looks}: median distance {own:.2e} to its own reference, "
                 f"{median:.2e} to that layer"
             )
+        scale = float(torch.cat([distance.length_T for distance in distances]).median())
+        if not abs(scale - 1) <= most_scale(min_cosine):
+            raise _rescaled(layer_id, scale)
         layers.append(_agreement(layer_id, distances, min_cosine))
     return tuple(layers)
 
@@ -192,6 +198,14 @@ def most_stretch(min_cosine: float) -> float:
     return math.sqrt(2 * (1 - min_cosine))
 
 
+def most_scale(min_cosine: float) -> float:
+    """Return by what share the median length may differ: three times what noise of that cosine explains.
+
+    Noise is nearly perpendicular to the state, and lengthens it by as much as it takes from the cosine.
+    """
+    return max(_LEAST_SCALE, _SCALE_FACTOR * (1 - min_cosine))
+
+
 def _distances(layer_id: int, states: States, reference: States) -> list[_Distance]:
     return [_distance(layer_id, got[layer_id], want) for got, want in zip(states, reference, strict=True)]
 
@@ -243,7 +257,7 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
     if share >= MIN_TOKENS:
         if float(stretched_T.double().mean()) > 1 - MIN_TOKENS:
             length = float(distance.length_T[stretched_T].median())
-            raise _wrong(f"layer {layer_id} is {length:.2g} times as large as in the model")
+            raise _rescaled(layer_id, length)
         return
     misfits_JT = distance.error_JT[:, ~fits_T]
     nearest = distance.candidates[int(misfits_JT.median(dim=1).values.nan_to_num(torch.inf).argmin())]
@@ -274,6 +288,10 @@ def _looks_like(layer_id: int, num_layers: int) -> str:
     if layer_id == POST_NORM:
         return f"looks like layer {num_layers} after the final norm"
     return f"looks like layer {layer_id}"
+
+
+def _rescaled(layer_id: int, factor: float) -> StatesWrong:
+    return _wrong(f"layer {layer_id} is {factor:.3g} times as large as in the model")
 
 
 def _wrong(what: str) -> StatesWrong:

@@ -20,7 +20,7 @@ from schemas.dataset.manifest import LayerAgreement
 from schemas.dataset.states import is_lossy
 from schemas.identity import Identity
 from service.errors import StatesWrong
-from service.proof.canary import JUDGED_TOKENS, MIN_COSINE, MIN_TOKENS, most_stretch
+from service.proof.canary import JUDGED_TOKENS, MIN_COSINE, MIN_TOKENS, most_scale, most_stretch
 
 _FURTHER = 4.0
 """One less the cosine grows with the square of the distance: this allows twice the canary's distance."""
@@ -74,11 +74,12 @@ def compare(where: str, bound: LayerBound, first_TH: torch.Tensor, second_TH: to
         first, second = one.double(), other.double()
         cosine_T = torch.cosine_similarity(first, second, dim=1)
         size_T = torch.linalg.vector_norm(second, dim=1).clamp_min(torch.finfo(torch.float64).tiny)
-        stretch_T = (torch.linalg.vector_norm(first, dim=1) / size_T - 1).abs()
         # A padding token's embedding may be zero, and has no direction.
         equal_T = (one == other).all(dim=1)
-        fits_T = equal_T | ((cosine_T >= bound.cosine) & (stretch_T <= most_stretch(bound.cosine)))
         cosine_T = cosine_T.masked_fill(equal_T, 1.0)
+        length_T = (torch.linalg.vector_norm(first, dim=1) / size_T).masked_fill(equal_T, 1.0)
+        stretch_T = (length_T - 1).abs()
+        fits_T = (cosine_T >= bound.cosine) & (stretch_T <= most_stretch(bound.cosine))
         wrong = int((~fits_T).sum())
         if wrong > bound.most_misfits(len(fits_T)):
             cosine, stretch = float(cosine_T[~fits_T].median()), float(stretch_T[~fits_T].median())
@@ -86,6 +87,14 @@ def compare(where: str, bound: LayerBound, first_TH: torch.Tensor, second_TH: to
                 f"{where}: computed a second time, layer {bound.layer_id} has other states for {wrong} of "
                 f"the {len(fits_T)} tokens from {begin} on: median cosine {cosine:.4f}, expected at "
                 f"least {bound.cosine:.4f}, and {stretch:.0%} off in length",
+                field="layers",
+                cure=_CURE,
+            )
+        scale = float(length_T.median())
+        if not abs(scale - 1) <= most_scale(bound.cosine):
+            raise StatesWrong(
+                f"{where}: layer {bound.layer_id} is {scale:.3g} times as large as computed a second time in "
+                f"{len(fits_T)} tokens from {begin} on",
                 field="layers",
                 cure=_CURE,
             )

@@ -155,8 +155,8 @@ def other_float(scene: Scene) -> None:
 
 
 def stretched_layer(scene: Scene) -> None:
-    """One auxiliary layer is twice the model's."""
-    scene.states_LTH[AUX] *= 2
+    """One auxiliary layer is a tenth larger than the model's."""
+    scene.states_LTH[AUX] *= 1.1
 
 
 def permuted_in_one_layer(scene: Scene) -> None:

@@ -77,6 +77,8 @@ def test_states_of_another_length_are_refused():
     first = states(200)
     with pytest.raises(StatesWrong, match="50% off in length"):
         compare("row 0", BOUND, first, first * 2)
+    with pytest.raises(StatesWrong, match=r"layer 2 is 1\.1 times as large .* in 100 tokens from 100 on"):
+        compare("row 0", BOUND, torch.cat([first[:100], first[100:] * 1.1]), first)
 
 
 @pytest.mark.parametrize(("misfits", "most"), [(0.0, 12), (0.01, 12), (0.05, 21), (0.1, 34)])
