@@ -310,8 +310,7 @@ class Capture:
         # moved.
         unit.commits = True
         while True:
-            if not session.trusted:
-                raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
+            session.check_trusted()
             try:
                 await asyncio.to_thread(self._store.write, commits.commit, commit, unit.lease)
                 break

@@ -58,7 +58,7 @@ async def run_again(
     run empty. None of a job that skips the canary, or of a model that was judged by its noise: it would be
     the same noise between two batches.
 
-    Raises StatesWrong, and what `capture_prompts` raises.
+    Raises StatesWrong, EngineDied if the engine failed another unit, and what `capture_prompts` raises.
     """
     # Not the store's report: while the store is away, a unit that was captured would be captured again.
     report = None if lease.skips_canary else session.canary
@@ -88,6 +88,8 @@ async def _run(
     """Run the chosen row, if one is; return the least median cosine of its layers."""
     if chosen is None:
         return None
+    # Otherwise each unit that waited for the verdict would seek its own: on a stuck engine, for an hour each.
+    session.check_trusted()
     path = attempt_folder(settings, lease.attempt_id) / chosen.file
     ids = await asyncio.to_thread(_token_ids, path, chosen)
     (second,) = await capture_prompts(

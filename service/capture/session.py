@@ -83,6 +83,11 @@ class EngineSession:
         """Return whether states of `identity` can be captured on this engine as it is."""
         return self.trusted and not self.spent and self.spec.serves(identity) and self.alive
 
+    def check_trusted(self) -> None:
+        """Raise EngineDied if nothing that it captured is committed any more."""
+        if not self.trusted:
+            raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
+
     def provenance(self, job_id: str, identity: Identity) -> Provenance:
         """Return the provenance of states captured on this engine."""
         return Provenance(

@@ -236,6 +236,7 @@ def test_an_engine_whose_requests_spoil_each_other_is_caught_while_other_units_k
     job = shop.run(a_request(target, [60] * 100, layers=[1], final_layer=False))
     assert job.problem is not None
     assert "computed a second time, layer 1 has other states for 60 of the 60" in job.problem.detail
+    assert len(SECOND) == 2, "one on each engine: its other units go by the verdict"
 
 
 def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twice(
