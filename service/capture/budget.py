@@ -1,4 +1,4 @@
-"""Bounds the tokens and requests that are in the engine at once, first come first served.
+"""Bounds the tokens and requests that are in the engine at once, first come first served, with a lane ahead.
 
 Without it all requests of a unit would queue in the engine, ahead of the units after it. With it the engine
 still holds more than one step's batch, and a new unit's rows follow the last unit's without a bubble.
@@ -7,7 +7,7 @@ still holds more than one step's batch, and a new unit's rows follow the last un
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from service.work.meters import ENGINE
 
@@ -19,21 +19,23 @@ class InFlight:
         self._max_tokens, self._max_requests = max_tokens, max_requests
         self.tokens = 0
         self.requests = 0
+        self._queue = asyncio.Lock()
+        """Held by the next request of the queue; the others wait for it in order."""
         self._first = asyncio.Lock()
-        """Held by the next request; the others wait for it in order."""
+        """Held by the next request, which that one may be, or one that goes ahead of the queue."""
         self._room = asyncio.Event()
         self._changed = time.monotonic()
         """When the engine last made progress, or was last idle before a request."""
 
     @asynccontextmanager
-    async def hold(self, num_tokens: int, *, alone: bool = False) -> AsyncIterator[None]:
+    async def hold(self, num_tokens: int, *, ahead: bool = False, alone: bool = False) -> AsyncIterator[None]:
         """Wait until `num_tokens` fit, hold them during the body, then release them.
 
-        With `alone`, wait until nothing else is held, and let nothing else in.
+        With `ahead`, do not queue. With `alone`, wait until nothing else is held, and let nothing else in.
         """
         if alone:
             num_tokens = max(num_tokens, self._max_tokens + 1)
-        async with self._first:
+        async with nullcontext() if ahead else self._queue, self._first:
             while not self._fits(num_tokens):
                 self._room.clear()
                 await self._room.wait()

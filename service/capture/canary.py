@@ -209,7 +209,8 @@ async def capture_prompts(
             # One after the other, so that the last prompt's prefix is in the cache when it comes.
             name, ref = f"canary-{row_name(attempt_id, row)}", RowRef(attempt_id, row, len(ids))
             prompt = Prompt(name, tuple(ids), ref, reads_cache=0 < row == len(prompts) - 1)
-            async with budget.hold(len(ids), alone=alone):
+            # Captured units wait for the answer: behind the rows of all that follow, a stop would lose them.
+            async with budget.hold(len(ids), ahead=True, alone=alone):
                 await _answered(session, budget, prompt, settings.engine_silence_s)
         sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
         return await asyncio.to_thread(_read, folder, sealed, len(prompts), last_tokens)

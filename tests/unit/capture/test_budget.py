@@ -65,6 +65,21 @@ async def test_a_small_request_that_must_be_alone_waits_for_those_before_it_and_
     assert budget.tokens == 10
 
 
+@in_a_loop
+async def test_a_request_that_goes_ahead_waits_only_for_those_before_it_and_one_of_the_queue():
+    budget, order = InFlight(100, 1), []
+
+    async def request(name, *, ahead=False):
+        async with budget.hold(10, ahead=ahead):
+            order.append(name)
+            await settle()
+
+    queued = [asyncio.create_task(request(name)) for name in range(4)]
+    await asyncio.sleep(0)
+    await asyncio.gather(request("a", ahead=True), request("b", ahead=True), *queued)
+    assert order == [0, 1, "a", "b", 2, 3]
+
+
 @pytest.mark.parametrize("granted", [True, False], ids=["just granted", "still waiting"])
 @in_a_loop
 async def test_a_cancelled_request_gives_its_place_back(granted):
