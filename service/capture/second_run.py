@@ -66,11 +66,13 @@ async def run_again(
         return None
     bounds = tuple(layer_bound(lease.identity, layer) for layer in report.layers)
     parts = lease, session, budget, settings, bounds
+    # Answers that are known are captured as any other row is.
+    way = None if lease.is_answered else lease.identity.capture
     async with session.before_second_run:
-        if lease.identity.capture not in session.ran_again:
+        if way not in session.ran_again:
             cosine = await _run(*parts, _choose(lease, sealed, is_first=True), alone=True)
             if cosine is not None:
-                session.ran_again.add(lease.identity.capture)
+                session.ran_again.add(way)
             return cosine
     return await _run(*parts, _choose(lease, sealed, is_first=False), alone=False)
 

@@ -1,5 +1,6 @@
 """The second run within a job: which rows run twice, what is recorded of them, and what fails a unit."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,6 +266,25 @@ def test_an_engine_that_ran_a_prefill_twice_owes_a_second_run_of_an_answer(tmp_p
     loop = Capture(shop.store, shop.settings, "worker")
     capture_until(lambda: all(shop.store.read(jobs.job, job).progress.is_captured for job in made), loop)
     assert len(SECOND) == 2
+
+
+def test_a_unit_of_known_answers_leaves_the_second_run_of_a_new_answer_owed(monkeypatch):
+    """Such units come first where a lost machine's are captured again."""
+
+    async def fits(*_: object, alone: bool) -> float:
+        return 1.0
+
+    monkeypatch.setattr(second_run, "_run", fits)
+    monkeypatch.setattr(second_run, "_choose", lambda *_, is_first: None)
+    session: Any = SimpleNamespace(
+        canary=SimpleNamespace(layers=()), ran_again=set(), before_second_run=asyncio.Lock()
+    )
+    for is_answered in (True, False):
+        job = SimpleNamespace(capture="one_pass")
+        lease: Any = SimpleNamespace(skips_canary=False, is_answered=is_answered, identity=job)
+        nothing: Any = None
+        asyncio.run(second_run.run_again(lease, session, nothing, nothing, []))
+    assert session.ran_again == {None, "one_pass"}
 
 
 def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():
