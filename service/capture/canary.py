@@ -213,6 +213,8 @@ async def capture_prompts(
             async with budget.hold(len(ids), ahead=True, alone=alone):
                 await _answered(session, budget, prompt, settings.engine_silence_s)
         sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
+        if dropped := sorted(row for receipt in sealed for row in receipt.void):
+            raise EngineDied(f"the engine dropped prompts {dropped}, which ran beside unit {lease.item}")
         return await asyncio.to_thread(_read, folder, sealed, len(prompts), last_tokens)
     finally:
         await link.abandon(attempt_id)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from connector.scheduler import SchedulerHalf
 from schemas.dataset.manifest import CanaryReport, CheckReport, LayerAgreement, Manifest
 from schemas.job import JobState
 from schemas.names import job_id_from_content, manifest_path
@@ -194,6 +195,21 @@ def test_states_that_are_not_finite_the_second_time_fail_the_unit(tmp_path, targ
     job, _ = run(tmp_path, target, [30, 200])
     assert job.problem is not None
     assert "unit 0, row 1: computed a second time, its states are not finite" in job.problem.detail
+
+
+def test_a_second_run_that_the_engine_drops_is_not_said_to_have_wrong_states(tmp_path, target, monkeypatch):
+    ended = SchedulerHalf.request_finished
+
+    def request_finished(self: SchedulerHalf, request: Any, blocks: Any) -> bool:
+        if request.request_id.startswith("canary-"):
+            request.num_computed_tokens -= 1
+        return ended(self, request, blocks)
+
+    monkeypatch.setattr(SchedulerHalf, "request_finished", request_finished)
+    job = shop_of(tmp_path, target, engine_rest_s=36.0).run(a_request(target, [30, 200]))
+    assert job.problem is not None
+    assert job.problem.type == "urn:quarry:engine-died"
+    assert "the engine dropped prompts [0], which ran beside unit 0" in job.problem.detail
 
 
 def test_no_row_runs_twice_without_a_canary(tmp_path, target):
