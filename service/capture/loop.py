@@ -218,7 +218,7 @@ class Capture:
     def _keep(self, lease: UnitLease) -> HeldUnit:
         """Keep a lease from now on; a unit that is lost is cancelled."""
         unit = self._units[lease.attempt_id] = HeldUnit(lease)
-        unit.alone = lease.is_probe or lease.lone_deaths is not None
+        unit.alone = lease.runs_alone
         loop = asyncio.get_running_loop()
 
         def on_lost() -> None:

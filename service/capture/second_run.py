@@ -71,7 +71,8 @@ async def run_again(
     async with session.before_second_run:
         if way not in session.ran_again:
             cosine = await _run(*parts, _choose(lease, sealed, is_first=True), alone=True)
-            if cosine is not None:
+            # The rows of a unit that ran alone may have had the engine to themselves the first time, too.
+            if cosine is not None and not lease.runs_alone:
                 session.ran_again.add(way)
             return cosine
     return await _run(*parts, _choose(lease, sealed, is_first=False), alone=False)

@@ -221,6 +221,11 @@ class UnitLease(Lease):
     engine: str | None
 
     @property
+    def runs_alone(self) -> bool:
+        """Whether its worker holds no other unit meanwhile."""
+        return self.is_probe or self.lone_deaths is not None
+
+    @property
     def state_bytes(self) -> int:
         """The maximum size of its states, as captured."""
         answers = self.identity.generate.max_tokens * self.num_samples if self.identity.generate else 0

@@ -18,7 +18,7 @@ from service.capture.canary import Canary
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.session import EngineSession
 from service.errors import StoreUnavailable
-from service.store import JobRow, Store, canaries, jobs, units
+from service.store import JobRow, Store, canaries, commits, jobs, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, request
 from tests.support.plans import identity, random_ids
@@ -256,6 +256,17 @@ def test_an_engine_whose_requests_spoil_each_other_is_caught_while_other_units_k
     assert len(SECOND) == 2, "one on each engine: its other units go by the verdict"
 
 
+def test_a_unit_that_ran_alone_proves_nothing_of_rows_that_share_the_engine(tmp_path, target, monkeypatch):
+    """Of units of one row, that of the first verdict runs alone on the next engine, and is well there."""
+    monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.1")
+    monkeypatch.setattr(second_run, "SHARE", 0.0)
+    shop = shop_of(tmp_path, target, SharedEngine, unit_max_samples=1, engine_rest_s=3.6)
+    job = shop.run(a_request(target, [60] * 6, layers=[1], final_layer=False))
+    shards = [entry for made in shop.store.read(commits.unit_commits, job.id) for entry in made.shards]
+    assert shards
+    assert max(entry.layers[0].max_abs for entry in shards) <= 1, "a sine, unless it shared the engine"
+
+
 def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twice(
     tmp_path, target, monkeypatch
 ):
@@ -297,7 +308,9 @@ def test_a_unit_of_known_answers_leaves_the_second_run_of_a_new_answer_owed(monk
     )
     for is_answered in (True, False):
         job = SimpleNamespace(capture="one_pass")
-        lease: Any = SimpleNamespace(skips_canary=False, is_answered=is_answered, identity=job)
+        lease: Any = SimpleNamespace(
+            skips_canary=False, is_answered=is_answered, identity=job, runs_alone=False
+        )
         nothing: Any = None
         asyncio.run(second_run.run_again(lease, session, nothing, nothing, []))
     assert session.ran_again == {None, "one_pass"}
