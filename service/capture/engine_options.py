@@ -183,16 +183,23 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if name.startswith(VARIABLES)}
 
 
-def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> None:
+def check_started(
+    engine: EngineInfo, *, decode: bool, max_model_len: int, max_num_scheduled_tokens: int | None
+) -> None:
     """Raise EngineRefused if the engine chose settings that make rows wrong or a prompt wait forever."""
-    budget = engine.options["max_num_batched_tokens"]
-    if not engine.options["chunked_prefill"] and isinstance(budget, int) and budget < max_model_len:
-        raise _refused(
-            "max_num_batched_tokens",
-            f"this engine takes a prompt in one step alone, and a step has room for {budget} of the job's "
-            f"{max_model_len} tokens: a longer prompt would wait forever",
-            f"say {max_model_len} or more, or lower the job's 'max_tokens'",
-        )
+    bounds = {
+        "max_num_batched_tokens": engine.options["max_num_batched_tokens"],
+        # vLLM compares the longest prompt with the other bound alone.
+        "max_num_scheduled_tokens": max_num_scheduled_tokens,
+    }
+    for name, bound in bounds.items():
+        if not engine.options["chunked_prefill"] and isinstance(bound, int) and bound < max_model_len:
+            raise _refused(
+                name,
+                f"this engine takes a prompt in one step alone, and a step has room for {bound} of the job's "
+                f"{max_model_len} tokens: a longer prompt would wait forever",
+                f"say {max_model_len} or more, or lower the job's 'max_tokens'",
+            )
     if decode and engine.options["async_scheduling"] and engine.options["model_runner"] == "V1":
         raise _refused(
             "async_scheduling",

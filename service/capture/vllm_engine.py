@@ -141,7 +141,12 @@ class VllmEngine:
                 **recorded_variables(os.environ),
             },
         )
-        check_started(self.info, decode=spec.decode, max_model_len=spec.max_model_len)
+        check_started(
+            self.info,
+            decode=spec.decode,
+            max_model_len=spec.max_model_len,
+            max_num_scheduled_tokens=config.scheduler_config.max_num_scheduled_tokens,
+        )
 
     async def run(self, prompt: Prompt) -> Answer:
         """Submit one request and wait for its last output."""

@@ -104,7 +104,7 @@ def test_decoding_under_asynchronous_scheduling_is_wrong_and_so_it_is_refused(fo
     )
     assert refused + wrong > 0
     with pytest.raises(EngineRefused, match="async_scheduling"):
-        check_started(forced.engine.info, decode=True, max_model_len=1)
+        check_started(forced.engine.info, decode=True, max_model_len=1, max_num_scheduled_tokens=None)
 
 
 @pytest.mark.parametrize(

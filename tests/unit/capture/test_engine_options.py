@@ -118,20 +118,27 @@ def test_answers_are_captured_under_asynchronous_scheduling_where_the_runner_cou
 ):
     started = engine(async_scheduling=True, model_runner=runner)
     if right:
-        check_started(started, decode=decode, max_model_len=128)
+        check_started(started, decode=decode, max_model_len=128, max_num_scheduled_tokens=None)
     else:
         with pytest.raises(EngineRefused, match="async_scheduling"):
-            check_started(started, decode=decode, max_model_len=128)
+            check_started(started, decode=decode, max_model_len=128, max_num_scheduled_tokens=None)
 
 
-def test_an_engine_that_could_never_take_the_longest_prompt_is_refused():
-    """vLLM turns chunks off by itself for latent attention on a CPU, and longer prompts wait forever."""
-    whole = engine(chunked_prefill=False)
+@pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_num_scheduled_tokens"])
+def test_an_engine_that_could_never_take_the_longest_prompt_is_refused(name):
+    """vLLM turns chunks off by itself for latent attention on a CPU, and longer prompts wait forever.
+
+    Without chunks, it compares them with the first bound only.
+    """
+    bounds = {"max_num_batched_tokens": 256, "max_num_scheduled_tokens": 256} | {name: 64}
+    scheduled, whole = bounds.pop("max_num_scheduled_tokens"), engine(chunked_prefill=False, **bounds)
     with pytest.raises(EngineRefused, match="128 tokens") as caught:
-        check_started(whole, decode=False, max_model_len=128)
-    assert caught.value.field == "QUARRY_ENGINE_OPTIONS.max_num_batched_tokens"
+        check_started(whole, decode=False, max_model_len=128, max_num_scheduled_tokens=scheduled)
+    assert caught.value.field == f"QUARRY_ENGINE_OPTIONS.{name}"
     assert "'max_tokens'" in str(caught.value.cure)
-    check_started(whole, decode=False, max_model_len=64)
+    check_started(whole, decode=False, max_model_len=64, max_num_scheduled_tokens=scheduled)
+    chunks = engine(**bounds)
+    check_started(chunks, decode=False, max_model_len=128, max_num_scheduled_tokens=scheduled)
 
 
 def test_answers_at_a_temperature_are_refused_on_the_cpu_build_and_only_there():
