@@ -3,11 +3,14 @@
 FIRST_SUPPORTED = (0, 26)
 FIRST_BLSH = (0, 29)
 FIRST_TRIMMED = (0, 29)
+FIRST_RUNNER_V2 = (0, 29)
 LAST_SUPPORTED = (0, 33)
 """vLLM versions. The cache is [B, S, L, H] before 0.29 and [B, L, S, H] since.
 
 Also before 0.29, where a layer with a window shortens a hit of the prefix cache, a request keeps the longer
 hit of the cache-only layer: blocks that it computes again, and that others may hold. They would look fresh.
+
+Since 0.29, too, vLLM extracts with its model runner V2 on a GPU.
 
 0.26 is the oldest version that rows were captured with. Before vllm#43433 (merged in 2026) the scheduler
 stops stepping while blocks of finished requests are held: on CUDA the end of the last copies would go

@@ -175,7 +175,7 @@ class EngineSlot:
             try:
                 await engine.start(spec, self._settings, link)
             except EngineRefused as refused:
-                if (refused.field or "").startswith(PREFIX):  # of a setting: no job's fault
+                if (refused.field or "").startswith((PREFIX, "VLLM_")):  # of a setting: no job's fault
                     raise EngineDied(refused.detail, cure=refused.cure) from refused
                 raise
             await self.check_unchanged(lease)

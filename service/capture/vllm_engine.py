@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from connector.plugin import CAPTURES, FAILURE
+from connector.versions import FIRST_RUNNER_V2, parse_version
 
 # Read by vLLM. A service that handles other people's data sends no usage statistics.
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -21,11 +22,13 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 os.environ[CAPTURES] = "1"
 
-from vllm import SamplingParams
+import vllm
+from vllm import SamplingParams, envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+from vllm.triton_utils import HAS_TRITON
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -86,6 +89,7 @@ class VllmEngine:
         self._link = link
         arguments = engine_arguments(spec, settings, link, self.connector_module)
         try:
+            _check_batch_invariance()
             # The core connects to our link while it starts, so the loop must stay free.
             route = await asyncio.to_thread(find_route, arguments)
             self._start = VllmStart(partial(build_llm, arguments | dict(route.overrides)))
@@ -185,6 +189,18 @@ class VllmEngine:
                 # It would report the core's exit as a crash.
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
+
+
+def _check_batch_invariance() -> None:
+    """Raise EngineRefused for batch invariance under vLLM's model runner V2, which a GPU has by default."""
+    takes_v1 = parse_version(vllm.__version__) < FIRST_RUNNER_V2 or envs.VLLM_USE_V2_MODEL_RUNNER is False
+    if HAS_TRITON and not takes_v1 and envs.VLLM_BATCH_INVARIANT:
+        raise EngineRefused(
+            "VLLM_BATCH_INVARIANT is set: vLLM's model runner V2 starts no engine that extracts then, since "
+            "the layer that stores the states does not say that it is batch invariant",
+            field="VLLM_BATCH_INVARIANT",
+            cure="leave it unset",
+        )
 
 
 def build_llm(arguments: dict[str, Any]) -> AsyncLLM:

@@ -8,10 +8,12 @@ import pytest
 from transformers import DbrxConfig
 
 from schemas.digest import canonical_sha256
+from service.capture import vllm_engine
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.link import EngineLink
+from service.capture.session import EngineSlot
 from service.capture.vllm_engine import VllmEngine, engine_arguments, sampling_parameters
-from service.errors import EngineRefused
+from service.errors import EngineDied, EngineRefused
 from service.settings import Settings
 
 
@@ -28,6 +30,23 @@ def test_a_config_that_the_engine_stumbles_over_is_refused_by_name(tmp_path: Pat
         asyncio.run(VllmEngine().start(spec, Settings(data_dir=tmp_path), EngineLink()))
     assert refused.value.field == "model"
     assert "architectures.md" in str(refused.value.cure)
+
+
+@pytest.mark.engine
+def test_batch_invariance_is_refused_by_name_where_runner_v2_would_not_start_and_is_no_jobs_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM says so once the model is loaded, as a failure of which memory may be the cause."""
+    spec = EngineSpec(tmp_path, "r", "float32", (1, 2), 64, 64, decode=False)
+    slot = EngineSlot(Settings(data_dir=tmp_path))
+    monkeypatch.setattr(vllm_engine, "HAS_TRITON", True)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(EngineDied, match="VLLM_BATCH_INVARIANT is set") as refused:
+        asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
+    assert refused.value.cure == "leave it unset"
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with pytest.raises(EngineRefused, match="vLLM refuses"):  # the folder holds no model
+        asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
 
 
 def test_nested_options_are_told_apart_and_not_by_their_order():
