@@ -220,6 +220,9 @@ def engine_arguments(
     """
     step_tokens = STEP_STATE_BYTES // state_bytes(1, len(spec.layer_ids), spec.hidden_size, spec.dtype)
     defaults, _ = AsyncEngineArgs.get_batch_defaults(settings.tensor_parallel_size)
+    # vLLM doubles its default in this mode.
+    is_doubled = settings.engine_options.get("performance_mode") == "throughput"
+    default_tokens = defaults[USAGE] * (2 if is_doubled else 1)
     arguments: dict[str, Any] = {
         "model": str(spec.weights),
         "dtype": spec.dtype,
@@ -231,7 +234,7 @@ def engine_arguments(
         "tensor_parallel_size": settings.tensor_parallel_size,
         "disable_log_stats": settings.worker_metrics_port is None,
         "enable_log_requests": False,
-        **({"max_num_batched_tokens": step_tokens} if step_tokens < defaults[USAGE] else {}),
+        **({"max_num_batched_tokens": step_tokens} if step_tokens < default_tokens else {}),
         **settings.engine_options,
         "speculative_config": {
             "method": "extract_hidden_states",

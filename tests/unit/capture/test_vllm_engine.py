@@ -56,7 +56,7 @@ def test_nested_options_are_told_apart_and_not_by_their_order():
     assert canonical_sha256(nested) == canonical_sha256(turned) != canonical_sha256(other)
 
 
-def batch_tokens(layer_ids: tuple[int, ...], hidden_size: int, **options: int) -> int | None:
+def batch_tokens(layer_ids: tuple[int, ...], hidden_size: int, **options: object) -> int | None:
     spec = EngineSpec(Path("model"), "r", "bfloat16", layer_ids, hidden_size, 64, decode=False)
     return engine_arguments(spec, Settings(engine_options=options), EngineLink()).get(
         "max_num_batched_tokens"
@@ -69,6 +69,10 @@ def test_a_step_holds_at_most_a_gibibyte_of_states_unless_the_operator_says_othe
     assert batch_tokens(**of_70b) == 2**30 // (81 * 8192 * 2)
     assert batch_tokens(**of_70b, max_num_batched_tokens=2048) == 2048
     assert batch_tokens((2, 18, 33, 36), 4096) is None
+    # On a CPU vLLM's default is 4,096 tokens, in this mode 8,192.
+    wide = {"layer_ids": (2, 18, 33, 36), "hidden_size": 4 * 6400}
+    assert batch_tokens(**wide) is None
+    assert batch_tokens(**wide, performance_mode="throughput") == 2**30 // (4 * 4 * 6400 * 2)
 
 
 def test_a_prompt_that_reads_no_cache_is_computed_whole():
