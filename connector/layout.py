@@ -71,10 +71,15 @@ def view_BLSH(
     ordered = parse_version(version) >= FIRST_BLSH
     expected = (num_layers, group.block_size) if ordered else (group.block_size, num_layers)
     if cache.dim() != 4 or tuple(cache.shape[1:]) != (*expected, hidden_size):
-        raise LayoutError(
+        detail = (
             f"the cache of {group.layer_name} has shape {tuple(cache.shape)}; vLLM {version} should give "
             f"(blocks, {expected[0]}, {expected[1]}, {hidden_size})"
         )
+        # In a group with layers whose kernels need smaller blocks, all caches are in those.
+        slots = cache.shape[2 if ordered else 1] if cache.dim() == 4 else 0
+        if 0 < slots < group.block_size and group.block_size % slots == 0:
+            detail += f"; start the engine with the 'block_size' {slots}, which its kernels take, or without"
+        raise LayoutError(detail)
     if cache.dtype != dtype or dtype not in STORED_DTYPES:
         raise LayoutError(
             f"the cache of {group.layer_name} holds {cache.dtype}, the model computes in {dtype}; "

@@ -67,6 +67,15 @@ def test_a_cache_of_another_shape_is_refused_with_both_shapes(shape):
         view_BLSH(torch.zeros(shape), GROUP, 3, 8, torch.float32, "0.32.0")
 
 
+def test_blocks_that_the_engine_splits_for_its_kernels_are_refused_with_the_size_that_works():
+    """FlashMLA takes blocks of 64 tokens: of an operator's 128, each cache of the group has twice as many."""
+    with pytest.raises(LayoutError, match="start the engine with the 'block_size' 2,"):
+        view_BLSH(torch.zeros(10, 3, 2, 8), GROUP, 3, 8, torch.float32, "0.32.0")
+    with pytest.raises(LayoutError) as caught:
+        view_BLSH(torch.zeros(10, 3, 3, 8), GROUP, 3, 8, torch.float32, "0.32.0")
+    assert "block_size" not in str(caught.value)
+
+
 def test_another_dtype_is_refused():
     with pytest.raises(LayoutError, match="holds"):
         view_BLSH(torch.zeros(5, 3, 4, 8, dtype=torch.float16), GROUP, 3, 8, torch.bfloat16, "0.32.0")
