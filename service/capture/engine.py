@@ -46,6 +46,11 @@ class EngineSpec:
         return held == asked and fits and (self.decode or identity.generate is None)
 
 
+SOCKET_PATH_BYTES = 107
+"""Linux takes no longer path of a socket."""
+SHORT_TMPDIR = "name a folder with room and a short path in TMPDIR"
+"""What to do if the engine's sockets cannot be made."""
+
 WITNESS_TOKENS = 16
 """Enough to distinguish even rows that end in the same words, as chats do. vLLM returns at most 20."""
 

@@ -4,7 +4,8 @@ A worker has at most one session. It starts another when a job needs another eng
 """
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pkgutil import resolve_name
@@ -14,7 +15,7 @@ from schemas.dataset.manifest import CanaryReport
 from schemas.identity import Identity, Provenance, layer_info
 from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
-from service.capture.engine import Engine, EngineSpec
+from service.capture.engine import SHORT_TMPDIR, Engine, EngineSpec
 from service.capture.link import EngineLink
 from service.environment import PREFIX
 from service.errors import EngineDied, EngineRefused, IdentityChanged, RequestError
@@ -117,6 +118,15 @@ class EngineSession:
         )
 
 
+@contextmanager
+def _making_socket() -> Iterator[None]:
+    """Translate errors of making the link's folder and socket. Raises EngineDied."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineDied(f"no socket for the engine can be made: {error}", cure=SHORT_TMPDIR) from error
+
+
 class EngineSlot:
     """Holds the worker's one session, or none."""
 
@@ -163,15 +173,17 @@ class EngineSlot:
         the model was changed meanwhile.
         """
         engine: Engine = resolve_name(self._settings.engine)()
-        link = EngineLink()
         async with AsyncExitStack() as starting:
             starting.callback(ENGINE.enter, "none")
             ENGINE.enter("starting")
             starting.callback(LOADS.clear)
+            with _making_socket():
+                link = EngineLink()
             starting.callback(asyncio.create_task(link.ask_loads()).cancel)
             starting.push_async_callback(link.close)
             starting.push_async_callback(engine.stop)
-            await link.listen()
+            with _making_socket():
+                await link.listen()
             try:
                 await engine.start(spec, self._settings, link)
             except EngineRefused as refused:

@@ -30,6 +30,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 from vllm.triton_utils import HAS_TRITON
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.network_utils import get_open_zmq_ipc_path
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -37,7 +38,16 @@ from schemas.dataset.columns import state_bytes
 from schemas.digest import canonical_sha256
 from schemas.generate import Generate
 from schemas.identity import EngineInfo
-from service.capture.engine import WITNESS_TOKENS, Answer, Ended, EngineSpec, Prompt, PromptRefused
+from service.capture.engine import (
+    SHORT_TMPDIR,
+    SOCKET_PATH_BYTES,
+    WITNESS_TOKENS,
+    Answer,
+    Ended,
+    EngineSpec,
+    Prompt,
+    PromptRefused,
+)
 from service.capture.engine_options import (
     STEP_STATE_BYTES,
     check_engine_options,
@@ -83,6 +93,9 @@ class VllmEngine:
         """Start vLLM; this takes seconds for a tiny model on a CPU, minutes for a large one."""
         known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         check_engine_options(settings.engine_options, known)
+        if len(os.fsencode(get_open_zmq_ipc_path().removeprefix("ipc://"))) > SOCKET_PATH_BYTES:
+            detail = f"the path of vLLM's folder is too long for its sockets: {envs.VLLM_RPC_BASE_PATH}"
+            raise EngineDied(detail, cure=SHORT_TMPDIR)
         # Read only by the CPU build, in the core's process; an operator's own value is kept.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
         os.environ[FAILURE] = str(link.failure_path)

@@ -1,6 +1,7 @@
 """What becomes of a model that vLLM's own code stumbles over, before any process is started."""
 
 import asyncio
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,27 @@ def test_batch_invariance_is_refused_by_name_where_runner_v2_would_not_start_and
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     with pytest.raises(EngineRefused, match="vLLM refuses"):  # the folder holds no model
         asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("engine", "length"),
+    [("service.capture.vllm_engine:VllmEngine", 72), ("tests.support.fake_engine:FakeEngine", 90)],
+)
+def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_the_machines_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, length: int
+):
+    """Such as a batch job's own: the engine's sockets could not be made, which failed the job."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short, "x" * (length - len(short) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        spec = EngineSpec(tmp_path, "r", "float32", (1, 2), 64, 64, decode=False)
+        slot = EngineSlot(Settings(data_dir=tmp_path, engine=engine))
+        with pytest.raises(EngineDied) as died:
+            asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
+        assert "TMPDIR" in str(died.value.cure)
+        assert not list(folder.iterdir())
 
 
 def test_nested_options_are_told_apart_and_not_by_their_order():
