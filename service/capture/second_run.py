@@ -8,7 +8,7 @@ Imports torch: import it lazily.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,17 +31,27 @@ SHARE = 0.005
 """Most of the engine's tokens that second runs take, beside the first one."""
 TOKENS_MAX = 4096
 BYTES_MAX = 2**28
-"""Of a longer row, its beginning runs again: its states do not depend on what follows. All are in memory."""
+"""Of a longer row, its beginning runs again: its states do not depend on what follows. All are in memory.
+
+Of an answer behind more tokens, so much is compared that half of it may be the answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A captured row: its number in the plan, its file, its place in it, and how many tokens run again."""
+class _Row:
+    """A captured row: its number in the plan, its file, and its place in it.
+
+    Its first `tokens` run again, of which the last `compared` are compared. `answer_begin` is the place of
+    the first token of its answer, 0 if it has none.
+    """
 
     row: int
     file: str
     place: int
+    num_tokens: int
     tokens: int
+    compared: int
+    answer_begin: int
 
 
 async def run_again(
@@ -50,8 +60,11 @@ async def run_again(
     budget: InFlight,
     settings: Settings,
     sealed: Sequence[UnitSealed],
+    answers: Mapping[int, int],
 ) -> float | None:
     """Run a row of a sealed unit again; return the least median cosine, or None if no row ran.
+
+    `answers` has the place of the first token of each row's new answer.
 
     First one row of an engine and a way of capture, with the engine to itself, while other units wait for the
     verdict. Later of as many rows as `SHARE` allows, in a batch with others, for which the engine need not
@@ -66,16 +79,18 @@ async def run_again(
         return None
     bounds = tuple(layer_bound(lease.identity, layer) for layer in report.layers)
     parts = lease, session, budget, settings, bounds
+    rows = _rows(lease, sealed, answers)
+    answered = [row for row in rows if row.answer_begin]
     # Answers that are known are captured as any other row is.
-    way = None if lease.is_answered else lease.identity.capture
+    way = lease.identity.capture if answered else None
     async with session.before_second_run:
         if way not in session.ran_again:
-            cosine = await _run(*parts, _choose(lease, sealed, is_first=True), alone=True)
+            cosine = await _run(*parts, _choose(lease, answered or rows, is_first=True), alone=True)
             # The rows of a unit that ran alone may have had the engine to themselves the first time, too.
             if cosine is not None and not lease.runs_alone:
                 session.ran_again.add(way)
             return cosine
-    return await _run(*parts, _choose(lease, sealed, is_first=False), alone=False)
+    return await _run(*parts, _choose(lease, rows, is_first=False), alone=False)
 
 
 async def _run(
@@ -84,7 +99,7 @@ async def _run(
     budget: InFlight,
     settings: Settings,
     bounds: Sequence[LayerBound],
-    chosen: _Chosen | None,
+    chosen: _Row | None,
     *,
     alone: bool,
 ) -> float | None:
@@ -96,7 +111,7 @@ async def _run(
     path = attempt_folder(settings, lease.attempt_id) / chosen.file
     ids = await asyncio.to_thread(_token_ids, path, chosen)
     (second,) = await capture_prompts(
-        lease, settings, session, budget, [ids], last_tokens=len(ids), alone=alone
+        lease, settings, session, budget, [ids], last_tokens=chosen.compared, alone=alone
     )
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:
@@ -104,28 +119,33 @@ async def _run(
     return await asyncio.to_thread(_compare, where, path, chosen, second, bounds)
 
 
-def _choose(lease: UnitLease, sealed: Sequence[UnitSealed], *, is_first: bool) -> _Chosen | None:
-    """Draw one of the rows that are not shorter than the mean; another one if the unit is captured again."""
+def _rows(lease: UnitLease, sealed: Sequence[UnitSealed], answers: Mapping[int, int]) -> list[_Row]:
+    """Return the unit's rows. An answer of which no state is stored is none."""
     most = max(1, min(TOKENS_MAX, BYTES_MAX // lease.identity.state_bytes_per_token))
-    rows = [
-        _Chosen(row, receipt.file, place, tokens)
-        for receipt in sealed
-        if receipt.file is not None
-        for place, (row, tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True))
-    ]
+    rows = []
+    for receipt in sealed:
+        for place, (row, num_tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True)):
+            begin = answers.get(row, 0)
+            begin = begin if begin < num_tokens else 0
+            tokens = min(num_tokens, max(most, begin + most // 2) if begin else most)
+            rows.append(_Row(row, str(receipt.file), place, num_tokens, tokens, min(tokens, most), begin))
+    return rows
+
+
+def _choose(lease: UnitLease, rows: Sequence[_Row], *, is_first: bool) -> _Row | None:
+    """Draw one of the rows that are not shorter than the mean; another one if the unit is captured again."""
     if not rows:
         return None
-    all_tokens = sum(row.tokens for row in rows)
+    all_tokens = sum(row.num_tokens for row in rows)
     # Also of the job: those of a schedule may all have one unit, whose draw would be the same every night.
     job = int(lease.attempt_id.job_id.removeprefix("j-"), 16)
     draw = np.random.default_rng((job, lease.attempt_id.unit, lease.attempt_id.epoch))
-    long = [row for row in rows if row.tokens * len(rows) >= all_tokens]
-    drawn = long[draw.integers(len(long))]
-    chosen = replace(drawn, tokens=min(drawn.tokens, most))
+    long = [row for row in rows if row.num_tokens * len(rows) >= all_tokens]
+    chosen = long[draw.integers(len(long))]
     return chosen if is_first or draw.random() < SHARE * all_tokens / chosen.tokens else None
 
 
-def _token_ids(path: Path, chosen: _Chosen) -> list[int]:
+def _token_ids(path: Path, chosen: _Row) -> list[int]:
     """Return the tokens to run again. Raises WriteFailed."""
     try:
         with open_shard(path) as shard:
@@ -136,16 +156,20 @@ def _token_ids(path: Path, chosen: _Chosen) -> list[int]:
 
 
 def _compare(
-    where: str, path: Path, chosen: _Chosen, second: Mapping[int, torch.Tensor], bounds: Sequence[LayerBound]
+    where: str, path: Path, chosen: _Row, second: Mapping[int, torch.Tensor], bounds: Sequence[LayerBound]
 ) -> float:
     """Compare layer by layer. Raises StatesWrong, WriteFailed."""
     cosines = []
+    begin = chosen.tokens - chosen.compared
     try:
         with open_shard(path) as shard:
             for bound in bounds:
+                first_TH = read_states(shard, chosen.place, bound.layer_id)[begin : chosen.tokens]
                 second_TH = second[bound.layer_id]
-                first_TH = read_states(shard, chosen.place, bound.layer_id)[: len(second_TH)]
-                cosines.append(compare(where, bound, first_TH, second_TH))
+                cosine = compare(
+                    where, bound, first_TH, second_TH, begin=begin, answer_begin=chosen.answer_begin
+                )
+                cosines.append(cosine)
     except (DatasetError, OSError) as error:
         raise WriteFailed(f"{where}: a sealed file cannot be read back: {error}") from error
     return min(cosines)

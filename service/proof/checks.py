@@ -39,6 +39,11 @@ class Written:
     mask: NDArray[np.uint8]
     prompt_tokens: int
 
+    @property
+    def last_answer(self) -> int:
+        """The place of the last answer's first token. In one pass, the answer was computed token by token."""
+        return int(np.flatnonzero(np.diff(self.mask, prepend=0) == 1)[-1])
+
 
 @dataclass(frozen=True, slots=True)
 class UnitProof:

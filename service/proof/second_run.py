@@ -13,6 +13,7 @@ Legend: T tokens, H hidden size.
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -20,10 +21,12 @@ from schemas.dataset.manifest import LayerAgreement
 from schemas.dataset.states import is_lossy
 from schemas.identity import Identity
 from service.errors import StatesWrong
-from service.proof.canary import JUDGED_TOKENS, MIN_COSINE, MIN_TOKENS, most_scale, most_stretch
+from service.proof.canary import JUDGED_TOKENS, MIN_COSINE, most_scale, most_stretch
 
 _FURTHER = 4.0
 """One less the cosine grows with the square of the distance: this allows twice the canary's distance."""
+_UNSEEN = 3 / 405
+"""Where none of the canary's 405 compared tokens was below the bound, such a share of others may yet be."""
 _DEVIATIONS = 6.0
 """Standard deviations of the number of tokens below the bound: more are seen once in a million pieces."""
 _CURE = "the engine's states depend on what else is in its batch: report it, with its version and options"
@@ -38,14 +41,13 @@ class LayerBound:
     misfits: float
 
     def most_misfits(self, num_tokens: int) -> int:
-        """Return how many tokens of a piece may be below the cosine.
+        """Return how many tokens of a piece may be below the cosine, as those whose router flips.
 
-        As many as in the canary's prompts, and one of a short piece: one whose router flips may be a fifth of
-        its tokens, but not all. More if the model's routers flipped in the canary, as they may here.
+        It may be one token of a short piece, but not all.
         """
-        expected = self.misfits * num_tokens
+        expected = (self.misfits + _UNSEEN) * num_tokens
         by_chance = expected + _DEVIATIONS * math.sqrt(expected)
-        return int(max((1 - MIN_TOKENS) * num_tokens, by_chance, min(1, num_tokens - 1)))
+        return max(int(by_chance), min(1, num_tokens - 1))
 
 
 def layer_bound(identity: Identity, agreement: LayerAgreement) -> LayerBound:
@@ -59,34 +61,42 @@ def layer_bound(identity: Identity, agreement: LayerAgreement) -> LayerBound:
     return LayerBound(agreement.layer_id, cosine, agreement.misfits)
 
 
-def compare(where: str, bound: LayerBound, first_TH: torch.Tensor, second_TH: torch.Tensor) -> float:
+def compare(
+    where: str,
+    bound: LayerBound,
+    first_TH: torch.Tensor,
+    second_TH: torch.Tensor,
+    *,
+    begin: int = 0,
+    answer_begin: int = 0,
+) -> float:
     """Compare one layer's states of one row, [T, H] each; return the least of its pieces' median cosines.
 
     A piece has as many tokens as of a canary's prompt are compared, or down to half as many, so that one
-    block of wrong ones is no small share of it.
+    block of wrong ones is no small share of it. An answer of two tokens or more has pieces of its own.
+
+    `begin` is the first token's place in its row, `answer_begin` that of the first token of its answer.
 
     Raises StatesWrong if too many tokens of a piece differ in direction or length.
     """
     medians = []
-    pieces = -(-len(first_TH) // JUDGED_TOKENS)
-    begin = 0
-    for one, other in zip(first_TH.tensor_split(pieces), second_TH.tensor_split(pieces), strict=True):
-        first, second = one.double(), other.double()
-        cosine_T = torch.cosine_similarity(first, second, dim=1)
-        size_T = torch.linalg.vector_norm(second, dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    for part in _pieces(len(first_TH), answer_begin - begin):
+        first, second = first_TH[part].double(), second_TH[part].double()
+        tokens = f"the {len(first)} tokens from {begin + part.start} on"
         # A padding token's embedding may be zero, and has no direction.
-        equal_T = (one == other).all(dim=1)
-        cosine_T = cosine_T.masked_fill(equal_T, 1.0)
+        equal_T = (first == second).all(dim=1)
+        cosine_T = torch.cosine_similarity(first, second, dim=1).masked_fill(equal_T, 1.0)
+        size_T = torch.linalg.vector_norm(second, dim=1).clamp_min(torch.finfo(torch.float64).tiny)
         length_T = (torch.linalg.vector_norm(first, dim=1) / size_T).masked_fill(equal_T, 1.0)
         stretch_T = (length_T - 1).abs()
         fits_T = (cosine_T >= bound.cosine) & (stretch_T <= most_stretch(bound.cosine))
         wrong = int((~fits_T).sum())
-        if wrong > bound.most_misfits(len(fits_T)):
+        if wrong > bound.most_misfits(len(first)):
             cosine, stretch = float(cosine_T[~fits_T].median()), float(stretch_T[~fits_T].median())
             raise StatesWrong(
                 f"{where}: computed a second time, layer {bound.layer_id} has other states for {wrong} of "
-                f"the {len(fits_T)} tokens from {begin} on: median cosine {cosine:.4f}, expected at "
-                f"least {bound.cosine:.4f}, and {stretch:.0%} off in length",
+                f"{tokens}: median cosine {cosine:.4f}, expected at least {bound.cosine:.4f}, and "
+                f"{stretch:.0%} off in length",
                 field="layers",
                 cure=_CURE,
             )
@@ -94,10 +104,20 @@ def compare(where: str, bound: LayerBound, first_TH: torch.Tensor, second_TH: to
         if not abs(scale - 1) <= most_scale(bound.cosine):
             raise StatesWrong(
                 f"{where}: layer {bound.layer_id} is {scale:.3g} times as large as computed a second time in "
-                f"{len(fits_T)} tokens from {begin} on",
+                f"{tokens}",
                 field="layers",
                 cure=_CURE,
             )
         medians.append(float(cosine_T.median()))
-        begin += len(fits_T)
     return min(medians)
+
+
+def _pieces(num_tokens: int, answer_begin: int) -> list[slice]:
+    """Return the pieces that are compared; a single token is no piece of its own, unless it is the row."""
+    between = [answer_begin] if 1 < answer_begin < num_tokens - 1 else []
+    pieces = []
+    for begin, end in pairwise([0, *between, num_tokens]):
+        count = -(-(end - begin) // JUDGED_TOKENS)
+        cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
+        pieces += [slice(*cut) for cut in pairwise(cuts)]
+    return pieces

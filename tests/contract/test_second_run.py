@@ -175,6 +175,22 @@ def test_an_answer_runs_again_without_being_answered_again(tmp_path, target, cap
     assert all(prompt.generate is None for prompt in SECOND)
 
 
+def test_states_that_are_other_in_the_answer_alone_fail_the_unit(tmp_path, target, monkeypatch):
+    healthy = NotingEngine._states
+
+    def states(self: NotingEngine, token_ids: list[int]) -> Any:
+        made = healthy(self, token_ids)
+        made[0, -3:] *= 1 if self._is_second else 2
+        return made
+
+    monkeypatch.setattr(NotingEngine, "_states", states)
+    samples = [{"id": "q", "messages": [{"role": "user", "content": "Question" * 30}]}]
+    answers = {"generate": {"max_tokens": 4, "capture": "one_pass"}, "layers": [1], "final_layer": False}
+    job, _ = run(tmp_path, target, [1], source={"kind": "inline", "samples": samples}, **answers)
+    assert job.problem is not None
+    assert "layer 1 has other states for 3 of the 3 tokens" in job.problem.detail
+
+
 @pytest.mark.parametrize("wrong_from", [0, 170])
 def test_other_states_beside_other_rows_fail_the_unit_by_name(tmp_path, target, monkeypatch, wrong_from):
     monkeypatch.setattr(NotingEngine, "is_wrong_from", wrong_from)
@@ -303,17 +319,16 @@ def test_a_unit_of_known_answers_leaves_the_second_run_of_a_new_answer_owed(monk
 
     monkeypatch.setattr(second_run, "_run", fits)
     monkeypatch.setattr(second_run, "_choose", lambda *_, is_first: None)
+    sealed: Any = [SimpleNamespace(file="train-00000.parquet", rows=[0], num_tokens=[60])]
     session: Any = SimpleNamespace(
         canary=SimpleNamespace(layers=()), ran_again=set(), before_second_run=asyncio.Lock()
     )
-    for is_answered in (True, False):
-        job = SimpleNamespace(capture="one_pass")
-        lease: Any = SimpleNamespace(
-            skips_canary=False, is_answered=is_answered, identity=job, runs_alone=False
-        )
-        nothing: Any = None
-        asyncio.run(second_run.run_again(lease, session, nothing, nothing, []))
-    assert session.ran_again == {None, "one_pass"}
+    of_answers = identity().model_copy(update={"capture": "one_pass"})
+    lease: Any = SimpleNamespace(skips_canary=False, identity=of_answers, runs_alone=False)
+    nothing: Any = None
+    for answers, ways in (({}, {None}), ({0: 60}, {None}), ({0: 59}, {None, "one_pass"})):
+        asyncio.run(second_run.run_again(lease, session, nothing, nothing, sealed, answers))
+        assert session.ran_again == ways
 
 
 def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():
@@ -323,7 +338,23 @@ def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():
     for night in range(100):
         attempt_id = AttemptId(job_id=job_id_from_content(str(night)), unit=0, epoch=1)
         lease: Any = SimpleNamespace(attempt_id=attempt_id, identity=identity())
-        drawn.append(second_run._choose(lease, sealed, is_first=False))
+        drawn.append(second_run._choose(lease, second_run._rows(lease, sealed, {}), is_first=False))
     rows = [chosen.row for chosen in drawn if chosen is not None]
     assert 0 < len(rows) < 100
     assert len(set(rows)) > 1
+
+
+@pytest.mark.parametrize(
+    ("length", "begin", "runs", "compared"),
+    [
+        (5000, 0, 4096, 4096),
+        (5000, 100, 4096, 4096),
+        (9000, 6000, 8048, 4096),
+        (6010, 6000, 6010, 4096),
+    ],
+)
+def test_of_an_answer_behind_a_long_prompt_the_answer_is_compared(length, begin, runs, compared):
+    sealed: Any = [SimpleNamespace(file="train-00000.parquet", rows=[3], num_tokens=[length])]
+    lease: Any = SimpleNamespace(identity=identity())
+    (row,) = second_run._rows(lease, sealed, {3: begin} if begin else {})
+    assert (row.tokens, row.compared, row.answer_begin) == (runs, compared, begin)
