@@ -102,6 +102,9 @@ RULES = {
         ("logits_processors", "watermark_config"),
         Rule(_one_of(None), "answers would not be the target's own", "leave it out"),
     ),
+    "generation_config": Rule(
+        _one_of("auto"), "answers would end at other tokens than the model's own", "leave it out"
+    ),
     "enable_lora": Rule(_one_of(False), "no job can name an adapter", "merge it into the model's weights"),
     "runner": Rule(
         _one_of("auto", "generate"),
