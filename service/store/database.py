@@ -63,8 +63,6 @@ SILENCE = {
 """Parameters of libpq with which a broken network is noticed within a minute, not TCP's 15 minutes."""
 WRITABLE = {"target_session_attrs": "read-write"}
 """Another one: connects only to a server that takes writes, never to a standby that answers in its place."""
-LIBPQ_OPTIONS = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-"""What a URL may have behind '?'. The driver takes more: with `autocommit`, no transaction would be one."""
 READ_ONLY_STATES = ("25006", "0A000")
 """SQLSTATEs of a server that takes no writes: within a transaction, and at its start."""
 
@@ -184,11 +182,16 @@ def _checked(url: str) -> URL:
     if any(isinstance(given, tuple) and name not in ("host", "port") for name, given in parsed.query.items()):
         detail = "the database URL has an option behind '?' twice"
         raise OptionRefused(detail, field="database_url", cure="leave out all but one")
-    if parsed.drivername != "sqlite" and not parsed.query.keys() <= LIBPQ_OPTIONS:
+    if parsed.drivername != "sqlite" and not parsed.query.keys() <= _libpq_options():
         # Not quoted: it may be of a password that has a '?'.
         detail = "the database URL has an option behind '?' that libpq does not know"
         raise OptionRefused(detail, field="database_url", cure="use libpq's, such as '?sslmode=verify-full'")
     return parsed
+
+
+def _libpq_options() -> set[str]:
+    """Return what a URL may have behind '?'; with the driver's `autocommit`, no transaction would be one."""
+    return {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
 
 
 def _unreadable() -> OptionRefused:

@@ -3,6 +3,8 @@
 import importlib
 import json
 import math
+import os
+import subprocess
 import sys
 import zipfile
 
@@ -278,6 +280,20 @@ def test_what_was_carried_is_unpacked_once_also_when_the_second_transfer_comes_l
     assert unpack(tmp_path, tmp_path / "site") == ["packages.tar.xz"]
     assert (tmp_path / "site" / "vllm" / "kernels.so").read_bytes() == b"code"
     assert (tmp_path / "site" / "one" / "__init__.py").exists()
+
+
+def test_a_store_on_sqlite_opens_where_the_driver_of_postgresql_is_a_stub(tmp_path):
+    for name, content in own_files():
+        if name.startswith("psycopg") or name == "carried_stub.py":
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+    opens = (
+        "import sys; from service.store import Store, migration; Store(sys.argv[1]).write(migration.migrate)"
+    )
+    here = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-c", opens, f"sqlite:///{tmp_path / 'quarry.db'}"]
+    subprocess.run(command, env=os.environ | here, check=True)
 
 
 def test_a_stub_has_every_name_for_imports_annotations_bases_and_constants(tmp_path, monkeypatch):
