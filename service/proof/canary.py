@@ -38,6 +38,8 @@ with cosines of 0.9993 and 0.975. The nearest layer of the reference still ident
 """
 MIN_TOKENS = 0.9
 """Share of each prompt's tokens that must match: rounding alone flips an MoE router on a few."""
+_FURTHER = 4.0
+"""One less the cosine grows with the square of the distance: this allows twice the canary's distance."""
 _CLOSER = 0.5
 _NOISE_FACTOR = 2.0
 """Two runs with the same noise differ in their quantiles; a wrong layer, row or norm is far outside the
@@ -141,7 +143,7 @@ def judge(
         scale = float(torch.cat([distance.length_T for distance in distances]).median())
         if not abs(scale - 1) <= most_scale(min_cosine):
             raise _rescaled(layer_id, scale)
-        layers.append(_agreement(layer_id, distances, min_cosine))
+        layers.append(_agreement(layer_id, distances, dtype))
     return tuple(layers)
 
 
@@ -189,8 +191,18 @@ def judge_by_noise(
             "median_rel_error": float(error_T.median()),
             "own_median_rel_error": float(noise_T.median()),
         }
-        layers.append(_agreement(layer_id, distances, MIN_COSINE[dtype]).model_copy(update=medians))
+        layers.append(_agreement(layer_id, distances, dtype).model_copy(update=medians))
     return tuple(layers)
+
+
+def second_run_cosine(dtype: Dtype, cosine: float) -> float:
+    """Return the least cosine of a token in a second run, in a layer whose `cosine` in the canary is given.
+
+    It is that of the dtype, or less if the canary was further off: an engine that rounds its inputs to 8 bits
+    may be further from the reference than the dtype explains. A token of the canary that is below it counts
+    as a misfit, since as many of the second run's may be.
+    """
+    return min(MIN_COSINE[dtype], 1 - _FURTHER * (1 - cosine))
 
 
 def most_stretch(min_cosine: float) -> float:
@@ -237,12 +249,13 @@ def _own_errors(distances: Sequence[_Distance]) -> torch.Tensor:
     return torch.cat([distance.own_T for distance in distances])
 
 
-def _agreement(layer_id: int, distances: Sequence[_Distance], min_cosine: float) -> LayerAgreement:
+def _agreement(layer_id: int, distances: Sequence[_Distance], dtype: Dtype) -> LayerAgreement:
     """Return the report of a layer that is nearest to its own reference."""
-    misfits_T = torch.cat([distance.cosine_T for distance in distances]) < min_cosine
+    cosine = min(float(distance.cosine_T.median()) for distance in distances)
+    misfits_T = torch.cat([distance.cosine_T for distance in distances]) < second_run_cosine(dtype, cosine)
     return LayerAgreement(
         layer_id=layer_id,
-        cosine=min(float(distance.cosine_T.median()) for distance in distances),
+        cosine=cosine,
         max_rel_error=float(_own_errors(distances).max()),
         misfits=float(misfits_T.double().mean()),
         best_match_layer=layer_id,

@@ -21,10 +21,8 @@ from schemas.dataset.manifest import LayerAgreement
 from schemas.dataset.states import is_lossy
 from schemas.identity import Identity
 from service.errors import StatesWrong
-from service.proof.canary import JUDGED_TOKENS, MIN_COSINE, most_scale, most_stretch
+from service.proof.canary import JUDGED_TOKENS, most_scale, most_stretch, second_run_cosine
 
-_FURTHER = 4.0
-"""One less the cosine grows with the square of the distance: this allows twice the canary's distance."""
 _UNSEEN = 3 / 405
 """Where none of the canary's 405 compared tokens was below the bound, such a share of others may yet be."""
 _DEVIATIONS = 6.0
@@ -51,13 +49,8 @@ class LayerBound:
 
 
 def layer_bound(identity: Identity, agreement: LayerAgreement) -> LayerBound:
-    """Return the bound for a layer: that of the dtype, or a wider one if the canary was further off.
-
-    An engine that rounds its inputs to 8 bits may be further from the reference than the dtype explains. What
-    is stored as fp8 is as exact as bfloat16 at best.
-    """
-    cosine = MIN_COSINE["bfloat16" if is_lossy(identity) else identity.dtype]
-    cosine = min(cosine, 1 - _FURTHER * (1 - agreement.cosine))
+    """Return the bound for a layer. What is stored as fp8 is as exact as bfloat16 at best."""
+    cosine = second_run_cosine("bfloat16" if is_lossy(identity) else identity.dtype, agreement.cosine)
     return LayerBound(agreement.layer_id, cosine, agreement.misfits)
 
 

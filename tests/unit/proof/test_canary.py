@@ -295,6 +295,26 @@ def test_a_few_tokens_whose_router_flipped_are_forgiven_and_counted(run):
     assert run.judge()[2].misfits == 0
 
 
+@pytest.mark.parametrize(
+    ("size", "flipped", "bits", "misfits"),
+    [
+        (0.01, 0.2, 8, 0.08),  # nearer than 8 bits may be, not than a second run must be
+        (0.12, 0.16, None, 0.0),  # further than the dtype explains, as the other tokens almost are
+        (0.12, 0.4, None, 0.08),
+    ],
+)
+def test_a_misfit_of_the_canary_is_one_of_a_second_run(size, flipped, bits, misfits):
+    """Of 100 tokens 8 are `flipped` off, the others `size`."""
+    draw = torch.Generator().manual_seed(6)
+    layers = {k: torch.randn(100, HIDDEN_SIZE, generator=draw) for k in (0, 1, POST_NORM)}
+    noise_TH = torch.nn.functional.normalize(torch.randn(100, HIDDEN_SIZE, generator=draw), dim=1)
+    size_T1 = torch.full((100, 1), size).index_fill(0, torch.arange(8), flipped)
+    own_TH = layers[1]
+    captured = [{1: own_TH + size_T1 * own_TH.norm(dim=1, keepdim=True) * noise_TH}]
+    (layer,) = judge(captured, [layers], (1,), 1, "bfloat16", bits)
+    assert layer.misfits == pytest.approx(misfits)
+
+
 def test_a_sliding_window_that_the_engine_does_not_keep_is_found_in_long_prompts_alone(tmp_path):
     model = TinyModel(tmp_path, "gemma2", "bfloat16")
     prompts = canary_prompts(VOCAB_SIZE, 400)
