@@ -81,6 +81,17 @@ def test_one_token_is_no_piece_of_its_own():
         compare("row 0", BOUND, first, differing(first, slice(place, place + 1)), answer_begin=begins)
 
 
+@pytest.mark.parametrize(("answer", "misfits", "flipped"), [(2, 0, 1), (2, 0.05, 2), (3, 0.05, 2)])
+def test_of_an_answer_of_few_tokens_those_whose_router_flips_do_not_count_by_length_either(
+    answer, misfits, flipped
+):
+    first = states(100 + answer)
+    second = differing(first, slice(100, 100 + flipped))
+    second[100 : 100 + flipped] *= 1.2
+    bound = LayerBound(2, 0.99, misfits)
+    compare("row 0", bound, first, second, answer_begin=100)
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_states_that_are_not_finite_are_refused(wrong):
     first = states(130)
