@@ -131,8 +131,9 @@ def row_name(attempt_id: AttemptId, number: int) -> str:
 class Answering:
     """Answers the rows of one attempt at a unit.
 
-    By plan row, `written` is what must be stored and `rejects` says why a row is left out; `counts` counts
-    events of answers and conversations.
+    By plan row, `written` is what must be stored and `rejects` says why a row is left out. `last_answers` has
+    the place of the last answer's first token, unless a prefill captured the row although the job is captured
+    in one pass, because the context was nearly full. `counts` counts events of answers and conversations.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Answering:
         self._on_answer = on_answer
         self.counts: Counter[str] = Counter()
         self.written: dict[int, Written] = {}
+        self.last_answers: dict[int, int] = {}
         self.witnesses: dict[int, Witness] = {}
         self.rejects: dict[int, tuple[str, str]] = {}
 
@@ -375,7 +377,9 @@ class Answering:
         return RowRef(self._attempt_id, row.planned.number, len(row.planned.prompt), row.runs())
 
     def _captured(self, row: Row, answer: Answer) -> None:
-        self.written[row.planned.number] = row.written()
+        self.written[row.planned.number] = written = row.written()
+        if written.mask.any() and row.is_captured == self._in_one_pass:
+            self.last_answers[row.planned.number] = written.last_answer
         if answer.likely:
             self.witnesses[row.planned.number] = answer.likely
 

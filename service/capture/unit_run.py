@@ -90,8 +90,7 @@ class UnitRun:
         commit = await asyncio.to_thread(self._verify, order, sealed)
         engine = (self._lease, self._session, self._budget)
         await settle(*engine, self._store, self._settings, self._plan, sealed)
-        written = {} if self._answering is None else self._answering.written
-        answers = {number: row.last_answer for number, row in written.items() if row.mask.any()}
+        answers = {} if self._answering is None else self._answering.last_answers
         cosine = await run_again(*engine, self._settings, sealed, answers)
         if cosine is not None:
             checks = commit.checks.model_copy(update={"second_runs": 1, "second_run_cosine": cosine})

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.job import JobState
+from service.capture import unit_run
 from tests.support import templates
 from tests.support.talked import CONVERSATION, END, THREE, Talked
 from tests.support.talking_engine import Said, TalkingEngine
@@ -88,6 +89,25 @@ def test_what_becomes_of_an_answer_that_ends_otherwise_is_a_choice_and_counted(
     else:
         every = [("talk", 0)] if is_whole else [(f"talk#turn-{turn}", turn) for turn in (1, 2, 3)]
         assert talked.rejects(job) == [(*one, "answer-rejected") for one in every]
+
+
+@pytest.mark.parametrize("capture", ["one_pass", "second_prefill"])
+def test_a_row_that_a_prefill_captures_is_no_answer_of_one_pass_for_the_second_run(
+    talked: Talked, monkeypatch: pytest.MonkeyPatch, capture: str
+) -> None:
+    """As a conversation whose context is full: the rows that one pass captures would not be tested."""
+    answers: list[dict[int, int]] = []
+
+    async def noted(*arguments: Any) -> None:
+        answers.append(arguments[-1])
+
+    monkeypatch.setattr(unit_run, "run_again", noted)
+    samples = CONVERSATION, {"id": "other", "text": "first"}
+    job = talked.run(lambda prompt: ("good", "end"), *samples, capture=capture, changes={"max_tokens": 75})
+    assert job.progress.samples_written == 2
+    (places,) = answers
+    of_other = [row["prompt_tokens"] for row in talked.shop.rows(job.id) if row["source_id"] == "other"]
+    assert list(places.values()) == of_other if capture == "one_pass" else len(places) == 2
 
 
 @pytest.mark.slow
