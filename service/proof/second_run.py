@@ -44,11 +44,11 @@ class LayerBound:
     def most_misfits(self, num_tokens: int) -> int:
         """Return how many tokens of a piece may be below the cosine, as those whose router flips.
 
-        It may be one token of a short piece, but not all, unless so many routers flip that this is no wonder.
+        It may be one token of a short piece, but not all.
         """
         expected = (self.misfits + _UNSEEN) * num_tokens
         by_chance = expected + _DEVIATIONS * math.sqrt(expected)
-        return max(int(by_chance), min(1, num_tokens - 1))
+        return min(max(int(by_chance), 1), num_tokens - 1)
 
 
 def layer_bound(identity: Identity, agreement: LayerAgreement) -> LayerBound:
@@ -97,7 +97,7 @@ def compare(
                 cure=_CURE,
             )
         # Of two tokens the median is the lower, which one whose router flipped would be.
-        scale = float(length_T[fits_T].median()) if fits_T.any() else 1.0
+        scale = float(length_T[fits_T].median())
         if not abs(scale - 1) <= most_scale(bound.cosine):
             raise StatesWrong(
                 f"{where}: layer {bound.layer_id} is {scale:.3g} times as large as computed a second time in "

@@ -81,15 +81,19 @@ def test_one_token_is_no_piece_of_its_own():
         compare("row 0", BOUND, first, differing(first, slice(place, place + 1)), answer_begin=begins)
 
 
-@pytest.mark.parametrize(("answer", "misfits", "flipped"), [(2, 0, 1), (2, 0.05, 2), (3, 0.05, 2)])
-def test_of_an_answer_of_few_tokens_those_whose_router_flips_do_not_count_by_length_either(
-    answer, misfits, flipped
+@pytest.mark.parametrize(("answer", "misfits", "most"), [(2, 0, 1), (2, 0.1, 1), (3, 0.1, 2), (4, 0.1, 3)])
+def test_routers_may_flip_in_a_part_of_a_short_answer_and_its_length_is_that_of_the_rest(
+    answer, misfits, most
 ):
     first = states(100 + answer)
-    second = differing(first, slice(100, 100 + flipped))
-    second[100 : 100 + flipped] *= 1.2
     bound = LayerBound(2, 0.99, misfits)
+    second = differing(first, slice(100, 100 + most))
+    second[100 : 100 + most] *= 1.2
     compare("row 0", bound, first, second, answer_begin=100)
+    with pytest.raises(StatesWrong, match=f"for {answer} of the {answer} tokens from 100 on"):
+        compare("row 0", bound, first, differing(first, slice(100, None)), answer_begin=100)
+    with pytest.raises(StatesWrong, match=f"as large .* in the {answer} tokens from 100 on"):
+        compare("row 0", bound, torch.cat([first[:100], first[100:] * 1.1]), first, answer_begin=100)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
