@@ -112,8 +112,8 @@ planned, loaded or compared, its job fails by name; an engine that is already ru
   the job's rows may have, up to 1,153: a sliding window of 4,096 tokens that it does not keep, for example.
   Or only between the 129 tokens at that prompt's beginning and those at its end, which are compared.
 - A mistake in few of every row's tokens. A router may flip between two libraries, and between two batches:
-  the canary lets a tenth of a prompt's tokens differ. The second run lets 6 of 129 differ, and more only if
-  tokens differed in the canary: of a layer of which 5% did, 23.
+  the canary lets a tenth of a prompt's tokens differ. The second run lets 8 of 129 differ, and more only if
+  tokens differed in the canary: of a layer of which 5% did, 35.
 - Two rows that exchange their states, if the token that follows is equally likely in both. Of the demo's
   conversations, which all end in the same words, 2 pairs in 1,000 would pass in one direction, and both
   directions are checked.

@@ -113,7 +113,7 @@ def test_states_of_another_length_are_refused():
         compare("row 0", BOUND, torch.cat([first[:100], first[100:] * 1.1]), first)
 
 
-@pytest.mark.parametrize(("misfits", "most"), [(0.0, 8), (0.01, 12), (0.05, 24), (0.1, 36)])
+@pytest.mark.parametrize(("misfits", "most"), [(0.0, 8), (0.01, 16), (0.05, 35), (0.1, 52)])
 def test_more_tokens_may_differ_where_the_canarys_own_did(misfits, most):
     bound = bound_of(1.0, misfits)
     first = states(129)
