@@ -195,7 +195,7 @@ def judge_by_noise(
     return tuple(layers)
 
 
-def second_run_cosine(dtype: Dtype, cosine: float) -> float:
+def second_run_bound(dtype: Dtype, cosine: float) -> float:
     """Return the least cosine of a token in a second run, in a layer whose `cosine` in the canary is given.
 
     It is that of the dtype, or less if the canary was further off: an engine that rounds its inputs to 8 bits
@@ -252,7 +252,7 @@ def _own_errors(distances: Sequence[_Distance]) -> torch.Tensor:
 def _agreement(layer_id: int, distances: Sequence[_Distance], dtype: Dtype) -> LayerAgreement:
     """Return the report of a layer that is nearest to its own reference."""
     cosine = min(float(distance.cosine_T.median()) for distance in distances)
-    misfits_T = torch.cat([distance.cosine_T for distance in distances]) < second_run_cosine(dtype, cosine)
+    misfits_T = torch.cat([distance.cosine_T for distance in distances]) < second_run_bound(dtype, cosine)
     return LayerAgreement(
         layer_id=layer_id,
         cosine=cosine,

@@ -21,7 +21,7 @@ from schemas.dataset.manifest import LayerAgreement
 from schemas.dataset.states import is_lossy
 from schemas.identity import Identity
 from service.errors import StatesWrong
-from service.proof.canary import JUDGED_TOKENS, most_scale, most_stretch, second_run_cosine
+from service.proof.canary import JUDGED_TOKENS, most_scale, most_stretch, second_run_bound
 
 _UNSEEN = 3 / 287
 """Where none of the canary's compared tokens was below the bound, such a share of others may yet be.
@@ -56,7 +56,7 @@ class LayerBound:
 
 def layer_bound(identity: Identity, agreement: LayerAgreement) -> LayerBound:
     """Return the bound for a layer. What is stored as fp8 is as exact as bfloat16 at best."""
-    cosine = second_run_cosine("bfloat16" if is_lossy(identity) else identity.dtype, agreement.cosine)
+    cosine = second_run_bound("bfloat16" if is_lossy(identity) else identity.dtype, agreement.cosine)
     return LayerBound(agreement.layer_id, cosine, agreement.misfits)
 
 
