@@ -63,7 +63,7 @@ class Live:
         """Parse the job's URL. Raises OptionRefused (`live`)."""
         server, found, job_id = address.rstrip("/").rpartition("/jobs/")
         if not found:
-            cure = "give the job's URL, such as http://host:8000/jobs/j-0123456789abcdef"
+            cure = "give the job's URL, such as http://host:8642/jobs/j-0123456789abcdef"
             raise OptionRefused(f"{address} names no job", field="live", cure=cure)
         return cls(server, job_id, consumer, about, options, check)
 
