@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from schemas.worker import Role
 from service.cli.console import complain
 from service.errors import OptionRefused
 from service.installed import check_engine, check_python
@@ -60,7 +61,7 @@ def serve(
     log_to_stderr(settings.log_format)
     placed: list[Placement] = []
     if with_worker:
-        check_engine(settings)
+        _check_engine(settings)
         placed = placements(workers, settings.tensor_parallel_size)
     try:
         listener = bound(settings)
@@ -94,7 +95,7 @@ def worker(
         check_python()
         settings = load_settings(data_dir=data_dir, roles=roles and tuple(roles.split(",")))
         log_to_stderr(settings.log_format)
-        check_engine(settings)
+        _check_engine(settings)
         if len(placed := placements(workers, settings.tensor_parallel_size)) > 1:
             raise typer.Exit(_supervise(settings, placed, only_job, until_idle=until_idle))
     else:
@@ -106,6 +107,12 @@ def worker(
     from service.worker import run_worker
 
     raise typer.Exit(run_worker(settings, only_job=only_job, until_idle=until_idle))
+
+
+def _check_engine(settings: Settings) -> None:
+    """Check the engine where workers capture: elsewhere none need be installed. Raises OptionRefused."""
+    if Role.CAPTURE in settings.roles:
+        check_engine(settings)
 
 
 def _supervise(settings: Settings, placed: list[Placement], only_job: str | None, *, until_idle: bool) -> int:

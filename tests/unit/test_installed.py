@@ -1,9 +1,11 @@
 """What is installed beside the package is looked at before a service starts, and refused by name."""
 
 import logging
+from importlib import import_module
 
 import pytest
 
+from service.cli import main
 from service.errors import OptionRefused
 from service.installed import check_engine, check_python
 from service.settings import Settings
@@ -40,6 +42,27 @@ def test_either_engine_is_taken_and_one_that_was_not_tested_is_warned_of(
     with caplog.at_level(logging.WARNING):
         check_engine(Settings())
     assert len(caplog.records) == warnings
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        ('["capture", "store"]', "no engine is installed"),
+        ('["plan", "store", "finish"]', "'x' is not a number"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["serve", "worker"])
+def test_an_engine_is_needed_only_where_workers_capture(
+    distributions, monkeypatch, capsys, verb, roles, words
+):
+    """It is looked for before the number of workers is read."""
+    monkeypatch.setenv("QUARRY_ROLES", roles)
+    for module in ("service.cli.entry", "service.api.serve"):
+        import_module(module)  # from the path as it is
+    distributions({})
+    with pytest.raises(SystemExit, match="2"):
+        main([verb, "--workers", "x"])
+    assert words in capsys.readouterr().err
 
 
 def test_another_python_is_refused():
