@@ -12,7 +12,7 @@ fsync of the folder.
       SkipRow -->                          (a row the engine will never see)
       <-- UnitSealed | UnitFailed          (every row of rank r is written, rejected, void or skipped)
       AbandonUnit -->                      (lease lost or job cancelled: delete the temporary file; no answer)
-      AskLoad -->                          (at any time, where somebody watches)
+      AskLoad -->                          (once a second)
       <-- RankLoad                         (also unasked, as the last line of a rank that is stopped)
 
 Rows of a unit are spread over ranks by `row % num_ranks`. The service stops the engine only when every unit
