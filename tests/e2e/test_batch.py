@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -105,6 +106,17 @@ def test_the_units_user_has_a_home_that_is_there() -> None:
     """`useradd --system` makes none, and the engine writes below it."""
     lines = UNITS[0].read_text().splitlines()
     assert f"Environment=HOME=/var/cache/{unit()['CacheDirectory']}" in lines
+
+
+def test_only_nights_that_are_whole_are_removed_when_they_are_old(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^find .*$", (BATCH / "README.md").read_text(), re.MULTILINE)
+    eight_days_ago = time.time() - 8 * 86_400
+    for name, holds in (("2026-06-01", "manifests"), ("2026-06-02", PRIVATE_FOLDER), ("cache", "manifests")):
+        (tmp_path / name / holds).mkdir(parents=True)
+        os.utime(tmp_path / name, (eight_days_ago, eight_days_ago))
+    (tmp_path / "2026-06-09" / "manifests").mkdir(parents=True)
+    subprocess.run(["sh", "-c", line.replace("/var/lib/quarry/", f"{tmp_path}/")], check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"2026-06-02", "2026-06-09", "cache"}
 
 
 # Kubernetes
