@@ -35,9 +35,9 @@ ABOUT: dict[Check, tuple[str, str]] = {
     ),
     Check.VALUES: (
         "every row, capture",
-        "every value is finite; no token is all zero or all one value; no two layers are equal. A row with "
-        "NaN or infinity runs again on another engine and is rejected by name if it is so there, since the "
-        "model may overflow; anything else fails the unit",
+        "every value is finite; no token is all zero or all one value, but for layer 0, since an embedding "
+        "may be; no two layers are equal. A row with NaN or infinity runs again on another engine and is "
+        "rejected by name if it is so there, since the model may overflow; anything else fails the unit",
     ),
     Check.SEEN: (
         "every row, capture",
