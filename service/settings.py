@@ -155,7 +155,8 @@ class Settings(BaseSettings):
     poll_s: float = Field(default=0.5, gt=0, le=WAIT_S)
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)
-    """Attempts at a unit before its job fails; if ten workers die silently on one unit, the job is blocked.
+    """Attempts at a unit before its job fails, and at a plan before it is blocked; if ten workers die
+    silently on one unit, or three planners on a plan, the job is blocked.
 
     The death of an engine does not count as an attempt.
     """
