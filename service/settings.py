@@ -108,9 +108,10 @@ class Settings(BaseSettings):
     """Webhook hosts whose addresses may be private, as JSON. Others are called only at public addresses."""
 
     hub_endpoint: str | None = None
-    """Base URL of the Hub; unset: the public one."""
+    """Base URL of the Hub; unset: that of `HF_ENDPOINT`, or the public one."""
     hub_token: SecretStr | None = None
-    """The Hub token. A file is safer."""
+    """The Hub token. A file is safer. Without one, what is read is read with the token of `HF_TOKEN` or
+    `hf auth login`, if there is one, and pushes are refused."""
     hub_namespaces: tuple[str, ...] | None = None
     """Hub users and organizations that the token is used for, as JSON; unset or `["*"]`: all.
 
