@@ -38,7 +38,7 @@ def estimate_request(
     located = fetch_target(request, settings)
     source = open_source(request.source, settings, labels=request.labels, document=document)
     task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, source)
-    samples = rejected = tokens = shards = files = 0
+    samples = rejected = tokens = shards = units = 0
     in_turns = _RowATurn()
     with tokenizing(task, settings, watch) as child:
         target = target_of(request, located or ModelFolder(Path(request.model)), child.opening().config)
@@ -48,14 +48,14 @@ def estimate_request(
             samples += len(draft.samples)
             tokens += sum(sample.most_tokens for sample in draft.samples)
             in_turns.add(draft.samples)
-            shards += bool(draft.samples)
-            files += min(settings.tensor_parallel_size, len(draft.samples))
+            units += bool(draft.samples)
+            shards += min(settings.tensor_parallel_size, len(draft.samples))  # one of each rank
             if request.hub is not None:
-                check_folder(files)
+                check_folder(shards)
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
-    # Each shard has an index; the job has a final norm, counts, manifest and card.
-    commits = math.ceil((2 * shards + 4) / MAX_COMMIT_FILES)
+    # Each unit has an index; the job has a final norm, counts, manifest and card.
+    commits = math.ceil((shards + units + 4) / MAX_COMMIT_FILES)
     return Estimate(
         samples=samples,
         rejected=rejected,

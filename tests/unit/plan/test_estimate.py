@@ -70,6 +70,15 @@ def test_an_estimate_agrees_with_the_plan(tmp_path: Path) -> None:
     assert planned == (estimate.samples, estimate.tokens, estimate.shards) and estimate.commits == 0
 
 
+def test_each_rank_of_an_engine_writes_a_shard_of_a_unit(tmp_path: Path) -> None:
+    settings = Settings(model_roots=(tmp_path,), unit_max_samples=3, tensor_parallel_size=2)
+    samples = [{"token_ids": [i]} for i in range(97)]
+    request = a_request(tmp_path, source={"kind": "inline", "samples": samples}, hub={"repo_id": "org/set"})
+    estimate = estimate_request(request, settings)
+    # 32 units of three samples and one of a single one, 33 indexes and four files of the job.
+    assert (estimate.shards, estimate.commits) == (65, 2)
+
+
 def test_answers_are_counted_at_their_longest(tmp_path: Path) -> None:
     settings = Settings(model_roots=(tmp_path,))
     estimate = estimate_request(a_request(tmp_path, generate={"max_tokens": 10}), settings)
