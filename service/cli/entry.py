@@ -42,9 +42,9 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 success, 1 a dataset is broken, 'serve' did not start or 'doctor' found something "
         "bad, 2 wrong usage or request, 3 a job did not fully succeed, a file could not be read or "
-        "written, or the service did not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub "
-        "refuses, 6 the engine of 'worker --until-idle' keeps dying or refuses jobs, 75 try again, 128 + n "
-        "stopped by signal n."
+        "written, or the service did not answer, 4 'serve' or 'worker' lost its workers, 5 a job is blocked "
+        "or the Hub refuses, 6 the engine of 'worker --until-idle' keeps dying or refuses jobs, "
+        "75 try again, 128 + n stopped by signal n."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
