@@ -67,7 +67,7 @@ class LayerAgreement(Wire):
         ge=0,
         le=1,
         exclude_if=lambda share: not share,
-        description="share of the tokens that a second run refuses; flipped router choices show here",
+        description="share of tokens further off than a second run allows; flipped router choices show here",
     )
     best_match_layer: Count = Field(description="the nearest layer of the reference, which is its own")
     median_rel_error: float | None = Field(

@@ -1,4 +1,4 @@
-"""Bounds the tokens and requests that are in the engine at once, first come first served, with a lane ahead.
+"""Bounds the tokens and requests in the engine at once, first come first served but for what goes ahead.
 
 Without it all requests of a unit would queue in the engine, ahead of the units after it. With it the engine
 still holds more than one step's batch, and a new unit's rows follow the last unit's without a bubble.
@@ -22,7 +22,7 @@ class InFlight:
         self._queue = asyncio.Lock()
         """Held by the next request of the queue; the others wait for it in order."""
         self._first = asyncio.Lock()
-        """Held by the next request, which that one may be, or one that goes ahead of the queue."""
+        """Held by the next request: the queue's, or one that goes ahead of it."""
         self._room = asyncio.Event()
         self._changed = time.monotonic()
         """When the engine last made progress, or was last idle before a request."""

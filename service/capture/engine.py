@@ -47,7 +47,7 @@ class EngineSpec:
 
 
 SOCKET_PATH_BYTES = 107
-"""Linux takes no longer path of a socket."""
+"""Maximum length of a socket's path on Linux."""
 SHORT_TMPDIR = "name a folder with room and a short path in TMPDIR"
 """What to do if the engine's sockets cannot be made."""
 

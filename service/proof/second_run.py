@@ -3,8 +3,9 @@
 The canary's prompts have the engine to themselves, while the rows of a unit share its batches, find their
 beginnings in the prefix cache, are computed in pieces, and answers token by token. An engine that goes wrong
 only then is wrong in the row and right in the second run. Only the first of an engine has it to itself, too:
-a later one detects what depends on the batch. The bounds are the canary's: what two libraries may differ by
-is more than what two batches of one engine may.
+a later one detects what depends on the batch. The bounds follow from the canary: how far a token may be off,
+and how many may be further off, since what two libraries differ by is more than what two batches of one
+engine should.
 
 Imports torch: import it lazily.
 
@@ -24,14 +25,14 @@ from service.errors import StatesWrong
 from service.proof.canary import JUDGED_TOKENS, most_scale, most_stretch, second_run_bound
 
 _UNSEEN = 3 / 287
-"""Where none of the canary's compared tokens was below the bound, such a share of others may yet be.
+"""Of tokens below the bound, if the canary had none: by the rule of three, with 95% confidence.
 
-Of the 405, 118 are others' over again: its prompts are one another's beginnings.
+It compares 405 tokens, 287 of them distinct, because its prompts begin alike.
 """
 _DEVIATIONS = 6.0
-"""Standard deviations of the number of tokens below the bound."""
+"""By which a piece may have more tokens below the bound than expected: a false alarm costs an engine."""
 _CLUSTERED = 3.0
-"""Flips come in clusters: in random mixtures of experts their number varied 1.4 to 3.6 times as much."""
+"""Flips come in clusters: in random mixtures of experts the variance was 1.4 to 3.6 times the mean."""
 _CURE = "the engine's states depend on what else is in its batch: report it, with its version and options"
 
 
