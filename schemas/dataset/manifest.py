@@ -57,10 +57,10 @@ class UnitChecks(Wire):
 
 
 class LayerAgreement(Wire):
-    """One captured layer against the reference: cosine and relative distance of a token's state."""
+    """One captured layer against the reference in its dtype: cosine and relative distance of its tokens."""
 
     layer_id: Count
-    cosine: float = Field(ge=-1.001, le=1.001, description="median over the tokens of the worst prompt")
+    cosine: float = Field(ge=-1.001, le=1.001, description="median over the tokens")
     max_rel_error: float = Field(ge=0, description="of the worst token; a flipped router choice shows here")
     misfits: float = Field(
         default=0,

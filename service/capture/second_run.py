@@ -68,14 +68,13 @@ async def run_again(
 
     First one row of an engine and a way of capture, with the engine to itself, while other units wait for the
     verdict. Later of as many rows as `SHARE` allows, in a batch with others, for which the engine need not
-    run empty. None of a job that skips the canary, or of a model that was judged by its noise: it would be
-    the same noise between two batches.
+    run empty. None of a job that skips the canary, whose report has the bounds.
 
     Raises StatesWrong, EngineDied if the engine failed another unit, and what `capture_prompts` raises.
     """
     # Not the store's report: while the store is away, a unit that was captured would be captured again.
     report = None if lease.skips_canary else session.canary
-    if report is None or any(layer.median_rel_error is not None for layer in report.layers):
+    if report is None:
         return None
     bounds = tuple(layer_bound(lease.identity, layer) for layer in report.layers)
     parts = lease, session, budget, settings, bounds

@@ -141,9 +141,7 @@ def judge(
                 f"layer {layer_id} {looks}: median distance {own:.2e} to its own reference, "
                 f"{median:.2e} to that layer"
             )
-        scale = float(torch.cat([distance.length_T for distance in distances]).median())
-        if not abs(scale - 1) <= most_scale(min_cosine):
-            raise _rescaled(layer_id, scale)
+        _check_scale(layer_id, distances, min_cosine)
         layers.append(_agreement(layer_id, distances, dtype))
     return tuple(layers)
 
@@ -157,6 +155,9 @@ def judge_by_noise(
     dtype: Dtype,
 ) -> tuple[LayerAgreement, ...]:
     """Check captured states against the exact ones, within the noise of the rounded ones.
+
+    The report has their agreement with the rounded ones, which differ from them by two such noises, as two
+    batches of the engine may.
 
     Args:
         captured: the engine's states of `layer_ids`.
@@ -188,11 +189,14 @@ def judge_by_noise(
         for of_prompt, noise_of_prompt in zip(distances, noise, strict=True):
             if len(of_prompt.own_T) >= _LONG_PROMPT:
                 _check_noise(layer_id, of_prompt.own_T, noise_of_prompt.own_T, _ROUNDING[dtype])
+        noise_cosine = float(torch.cat([of_prompt.cosine_T for of_prompt in noise]).median())
+        _check_scale(layer_id, distances, noise_cosine)
         medians = {
             "median_rel_error": float(error_T.median()),
             "own_median_rel_error": float(noise_T.median()),
         }
-        layers.append(_agreement(layer_id, distances, dtype).model_copy(update=medians))
+        agreement = _agreement(layer_id, _distances(layer_id, captured, rounded), dtype)
+        layers.append(agreement.model_copy(update=medians))
     return tuple(layers)
 
 
@@ -251,9 +255,10 @@ def _own_errors(distances: Sequence[_Distance]) -> torch.Tensor:
 
 
 def _agreement(layer_id: int, distances: Sequence[_Distance], dtype: Dtype) -> LayerAgreement:
-    """Return the report of a layer that is nearest to its own reference."""
-    cosine = min(float(distance.cosine_T.median()) for distance in distances)
-    misfits_T = torch.cat([distance.cosine_T for distance in distances]) < second_run_bound(dtype, cosine)
+    """Return the report of a layer that is nearest to its own reference, with its distances to it."""
+    cosine_T = torch.cat([distance.cosine_T for distance in distances])
+    cosine = float(cosine_T.median())
+    misfits_T = cosine_T < second_run_bound(dtype, cosine)
     return LayerAgreement(
         layer_id=layer_id,
         cosine=cosine,
@@ -284,6 +289,12 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
         f"layer {layer_id} {looks}: {1 - share:.0%} of {tokens}, "
         f"median cosine {cosine:.4f}, expected at least {min_cosine}"
     )
+
+
+def _check_scale(layer_id: int, distances: Sequence[_Distance], min_cosine: float) -> None:
+    scale = float(torch.cat([distance.length_T for distance in distances]).median())
+    if not abs(scale - 1) <= most_scale(min_cosine):
+        raise _rescaled(layer_id, scale)
 
 
 def _check_noise(layer_id: int, error_T: torch.Tensor, noise_T: torch.Tensor, rounding: float) -> None:

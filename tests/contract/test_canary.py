@@ -147,10 +147,11 @@ def test_a_capture_within_the_models_own_noise_is_taken_once_a_version_of_quarry
     shop, job = run(tmp_path, target)
     assert job.state is JobState.COMPLETED, job.problem
     manifest = (shop.settings.dataset_dir(job.id) / manifest_path(job.id)).read_bytes()
-    report = Manifest.model_validate_json(manifest).checks.canary_report
-    assert report is not None
-    for layer in report.layers:
+    checks = Manifest.model_validate_json(manifest).checks
+    assert checks.canary_report is not None
+    for layer in checks.canary_report.layers:
         assert layer.median_rel_error < 0.02 < 0.2 < layer.own_median_rel_error
+    assert checks.second_runs > 0
     assert shop.run(shop.store.read(jobs.request, job.id), "the same version").state is JobState.COMPLETED
     assert noisy.dtypes == ["bfloat16", "float32"]
     monkeypatch.setattr(session, "version", lambda _: "9.9.9")

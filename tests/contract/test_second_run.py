@@ -73,20 +73,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_target(tmp_path_factory.mktemp("models") / "target", max_position=8192)
 
 
-@pytest.fixture
-def noise() -> dict[str, float]:
-    """What the canary says of the model's noise: nothing, unless a test adds it."""
-    return {}
-
-
 @pytest.fixture(autouse=True)
-def canary(monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]) -> None:
+def canary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every canary pass without a reference, which the states of the fake engine do not have."""
     SECOND.clear()
 
     async def run(self: Canary, session: EngineSession, spec: EngineSpec) -> None:
         layers = tuple(
-            LayerAgreement(layer_id=layer, cosine=1.0, max_rel_error=0.0, best_match_layer=layer, **noise)
+            LayerAgreement(layer_id=layer, cosine=1.0, max_rel_error=0.0, best_match_layer=layer)
             for layer in self._lease.identity.layer_ids
         )
         report = CanaryReport(
@@ -230,14 +224,6 @@ def test_a_second_run_that_the_engine_drops_is_not_said_to_have_wrong_states(tmp
 
 def test_no_row_runs_twice_without_a_canary(tmp_path, target):
     job, checks = run(tmp_path, target, [30, 200], canary="skip")
-    assert job.state is JobState.COMPLETED, job.problem
-    assert checks is not None
-    assert (checks.second_runs, SECOND) == (0, [])
-
-
-def test_no_row_of_a_model_within_its_noise_runs_twice(tmp_path, target, noise):
-    noise |= {"median_rel_error": 0.1, "own_median_rel_error": 0.1}
-    job, checks = run(tmp_path, target, [30, 200])
     assert job.state is JobState.COMPLETED, job.problem
     assert checks is not None
     assert (checks.second_runs, SECOND) == (0, [])
