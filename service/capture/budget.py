@@ -8,8 +8,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 
 from service.work.meters import ENGINE
+
+
+@dataclass(slots=True)
+class Held:
+    """A request's part of the budget. `is_shared`: another held some meanwhile; known once it is released."""
+
+    is_shared: bool
 
 
 class InFlight:
@@ -19,6 +27,7 @@ class InFlight:
         self._max_tokens, self._max_requests = max_tokens, max_requests
         self.tokens = 0
         self.requests = 0
+        self._admitted = 0
         self._queue = asyncio.Lock()
         """Held by the next request of the queue; the others wait for it in order."""
         self._first = asyncio.Lock()
@@ -28,7 +37,7 @@ class InFlight:
         """When the engine last made progress, or was last idle before a request."""
 
     @asynccontextmanager
-    async def hold(self, num_tokens: int, *, ahead: bool = False, alone: bool = False) -> AsyncIterator[None]:
+    async def hold(self, num_tokens: int, *, ahead: bool = False, alone: bool = False) -> AsyncIterator[Held]:
         """Wait until `num_tokens` fit, hold them during the body, then release them.
 
         With `ahead`, do not queue. With `alone`, wait until nothing else is held, and let nothing else in.
@@ -42,11 +51,15 @@ class InFlight:
             if not self.requests:
                 self._changed = time.monotonic()
                 ENGINE.enter("busy")
+            held = Held(is_shared=self.requests > 0)
             self.tokens += num_tokens
             self.requests += 1
+            self._admitted += 1
+            admitted = self._admitted
         try:
-            yield
+            yield held
         finally:
+            held.is_shared = held.is_shared or self._admitted > admitted
             self._changed = time.monotonic()
             self.tokens -= num_tokens
             self.requests -= 1

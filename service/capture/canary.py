@@ -9,9 +9,9 @@ Imports torch: import it lazily.
 import asyncio
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -189,33 +189,45 @@ async def capture_prompts(
     *,
     last_tokens: int = JUDGED_TOKENS,
     alone: bool = False,
+    company: Sequence[Sequence[int]] = (),
 ) -> States:
     """Capture `prompts` beside a unit, as one of their own; return their states, none where not finite.
 
     The last of several may take its beginning from the prefix cache; every token of the others is computed.
     Of a longer prompt, those of its `last_tokens`. With `alone`, nothing else is in the engine meanwhile.
+    With `company`, those prompts are, as far as the budget lets them; all begin at once, and none reads the
+    cache.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
     link = session.link
     attempt_id = lease.attempt_id.model_copy(update={"unit": canary_unit(lease.item)})
     folder = attempt_folder(settings, attempt_id)
-    plan = packed([_sample(row, ids) for row, ids in enumerate(prompts)])
+    beside = [*company, *prompts]
+    plan = packed([_sample(row, ids) for row, ids in enumerate(beside)])
     # Uncompressed, whatever the job stores: the canary judges the capture.
     identity = lease.identity.model_copy(update={"compression": "none"})
     try:
-        await open_attempt(link, settings, session.opening(attempt_id, len(prompts), identity), plan)
-        for row, ids in enumerate(prompts):
-            # One after the other, so that the last prompt's prefix is in the cache when it comes.
+        await open_attempt(link, settings, session.opening(attempt_id, len(beside), identity), plan)
+
+        async def run(row: int, ids: Sequence[int], *, reads_cache: bool) -> None:
             name, ref = f"canary-{row_name(attempt_id, row)}", RowRef(attempt_id, row, len(ids))
-            prompt = Prompt(name, tuple(ids), ref, reads_cache=0 < row == len(prompts) - 1)
+            prompt = Prompt(name, tuple(ids), ref, reads_cache=reads_cache)
             # Captured units wait for the answer: behind the rows of all that follow, a stop would lose them.
             async with budget.hold(len(ids), ahead=True, alone=alone):
                 await _answered(session, budget, prompt, settings.engine_silence_s)
+
+        if company:
+            await _all(run(row, ids, reads_cache=False) for row, ids in enumerate(beside))
+        else:
+            for row, ids in enumerate(prompts):
+                # One after the other, so that the last prompt's prefix is in the cache when it comes.
+                await run(row, ids, reads_cache=0 < row == len(prompts) - 1)
         sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
         if dropped := sorted(row for receipt in sealed for row in receipt.void):
             raise EngineDied(f"the engine dropped prompts {dropped}, which ran beside unit {lease.item}")
-        return await asyncio.to_thread(_read, folder, sealed, len(prompts), last_tokens)
+        rows = range(len(company), len(beside))
+        return await asyncio.to_thread(_read, folder, sealed, rows, last_tokens)
     finally:
         await link.abandon(attempt_id)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # or the sweeper
@@ -236,6 +248,17 @@ async def _answered(session: EngineSession, budget: InFlight, prompt: Prompt, si
         await asyncio.gather(answer, silence, return_exceptions=True)
 
 
+async def _all(runs: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all at once, begun in their order; if one fails, end the others and raise its error."""
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
     return PlannedSample(
         position=row,
@@ -246,15 +269,17 @@ def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
     )
 
 
-def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int, last_tokens: int) -> States:
-    """Raise WriteFailed if a sealed file cannot be read back."""
-    states: list[dict[int, torch.Tensor]] = [{} for _ in range(num_prompts)]
+def _read(folder: Path, receipts: Sequence[UnitSealed], rows: range, last_tokens: int) -> States:
+    """Return the states of `rows`. Raise WriteFailed if a sealed file cannot be read back."""
+    states: dict[int, dict[int, torch.Tensor]] = {row: {} for row in rows}
     for receipt in receipts:
         if receipt.file is None:
             continue
         try:
             with open_shard(folder / receipt.file) as shard:
                 for place, row in enumerate(receipt.rows):
+                    if row not in rows:
+                        continue
                     layer_ids = shard.provenance.identity.layer_ids
                     states[row] = {
                         layer_id: read_states(shard, place, layer_id)[-last_tokens:].clone()
@@ -262,4 +287,4 @@ def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int, last_t
                     }
         except (DatasetError, OSError) as error:
             raise WriteFailed(f"the canary's file cannot be read back: {error}") from error
-    return states
+    return list(states.values())

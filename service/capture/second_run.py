@@ -7,7 +7,7 @@ Imports torch: import it lazily.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from service.capture.budget import InFlight
 from service.capture.canary import capture_prompts
 from service.capture.session import EngineSession
 from service.errors import StatesWrong, WriteFailed
+from service.proof.canary import canary_prompts
 from service.proof.second_run import LayerBound, compare, layer_bound
 from service.settings import Settings
 from service.store import UnitLease
@@ -42,7 +43,7 @@ class _Row:
     """A captured row: its number in the plan, its file, and its place in it.
 
     Its first `tokens` run again, of which the last `compared` are compared. `answer_begin` is the place of
-    the first token of its answer, 0 if it has none.
+    the first token of its answer, 0 if it has none. `is_shared`: it shared the engine with another request.
     """
 
     row: int
@@ -52,6 +53,7 @@ class _Row:
     tokens: int
     compared: int
     answer_begin: int
+    is_shared: bool
 
 
 async def run_again(
@@ -61,14 +63,18 @@ async def run_again(
     settings: Settings,
     sealed: Sequence[UnitSealed],
     answers: Mapping[int, int],
+    shared: AbstractSet[int],
 ) -> float | None:
     """Run a row of a sealed unit again; return the least median cosine, or None if no row ran.
 
-    `answers` has the place of the first token of each row's new answer.
+    `answers` has the place of the first token of each row's new answer, `shared` the rows that shared the
+    engine with another request.
 
-    First one row of an engine and a way of capture, with the engine to itself, while other units wait for the
-    verdict. Later of as many rows as `SHARE` allows, in a batch with others, for which the engine need not
-    run empty. None of a job that skips the canary, whose report has the bounds.
+    First one row of an engine and a way of capture, while other units wait for the verdict: with the engine
+    to itself, or if it had that the first time, beside a canary's prompts. Such a row is right also where the
+    rows of other units are not, so those owe a second run still. Later of as many rows as `SHARE` allows, in
+    a batch with others, for which the engine need not run empty. None of a job that skips the canary, whose
+    report has the bounds.
 
     Raises StatesWrong, EngineDied if the engine failed another unit, and what `capture_prompts` raises.
     """
@@ -78,18 +84,28 @@ async def run_again(
         return None
     bounds = tuple(layer_bound(lease.identity, layer) for layer in report.layers)
     parts = lease, session, budget, settings, bounds
-    rows = _rows(lease, sealed, answers)
+    rows = _rows(lease, sealed, answers, shared)
     answered = [row for row in rows if row.answer_begin]
     # Answers that are known are captured as any other row is.
     way = lease.identity.capture if answered else None
+    first = answered or rows
+    first = [row for row in first if row.is_shared] or first
+    is_shared = any(row.is_shared for row in first)
     async with session.before_second_run:
-        if way not in session.ran_again:
-            cosine = await _run(*parts, _choose(lease, answered or rows, is_first=True), alone=True)
-            # The rows of a unit that ran alone may have had the engine to themselves the first time, too.
-            if cosine is not None and not lease.runs_alone:
-                session.ran_again.add(way)
+        if not session.ran_again & {(way, is_shared), (way, True)}:
+            # Of two runs without company, or with it, both may be right, or equally wrong.
+            company = [] if is_shared else _company(session)
+            chosen = _choose(lease, first, is_first=True)
+            cosine = await _run(*parts, chosen, alone=is_shared, company=company)
+            if cosine is not None:
+                session.ran_again.add((way, is_shared))
             return cosine
     return await _run(*parts, _choose(lease, rows, is_first=False), alone=False)
+
+
+def _company(session: EngineSession) -> list[list[int]]:
+    """Return prompts to share the engine with, the longest first: the others come while it is computed."""
+    return canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)[::-1]
 
 
 async def _run(
@@ -101,6 +117,7 @@ async def _run(
     chosen: _Row | None,
     *,
     alone: bool,
+    company: Sequence[Sequence[int]] = (),
 ) -> float | None:
     """Run the chosen row, if one is; return the least median cosine of its layers."""
     if chosen is None:
@@ -110,7 +127,14 @@ async def _run(
     path = attempt_folder(settings, lease.attempt_id) / chosen.file
     ids = await asyncio.to_thread(_token_ids, path, chosen)
     (second,) = await capture_prompts(
-        lease, settings, session, budget, [ids], last_tokens=chosen.compared, alone=alone
+        lease,
+        settings,
+        session,
+        budget,
+        [ids],
+        last_tokens=chosen.compared,
+        alone=alone,
+        company=company,
     )
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:
@@ -118,7 +142,9 @@ async def _run(
     return await asyncio.to_thread(_compare, where, path, chosen, second, bounds)
 
 
-def _rows(lease: UnitLease, sealed: Sequence[UnitSealed], answers: Mapping[int, int]) -> list[_Row]:
+def _rows(
+    lease: UnitLease, sealed: Sequence[UnitSealed], answers: Mapping[int, int], shared: AbstractSet[int]
+) -> list[_Row]:
     """Return the unit's rows. An answer of which no state is stored is none."""
     most = max(1, min(TOKENS_MAX, BYTES_MAX // lease.identity.state_bytes_per_token))
     rows = []
@@ -127,7 +153,8 @@ def _rows(lease: UnitLease, sealed: Sequence[UnitSealed], answers: Mapping[int, 
             begin = answers.get(row, 0)
             begin = begin if begin < num_tokens else 0
             tokens = min(num_tokens, max(most, begin + most // 2) if begin else most)
-            rows.append(_Row(row, str(receipt.file), place, num_tokens, tokens, min(tokens, most), begin))
+            of_run = tokens, min(tokens, most), begin, row in shared
+            rows.append(_Row(row, str(receipt.file), place, num_tokens, *of_run))
     return rows
 
 

@@ -70,8 +70,11 @@ class EngineSession:
     """Set once a unit's failure counted against the worker, until all have ended that may fail with it."""
     has_captured: bool = False
     """Whether a unit that it captured was committed."""
-    ran_again: set[str | None] = field(default_factory=set)
-    """The ways of capture in which a row had the same states when it had the engine to itself."""
+    ran_again: set[tuple[str | None, bool]] = field(default_factory=set)
+    """The ways of capture in which a row had the same states a second time.
+
+    And whether that row shared the engine the first time, and had it to itself then, or the reverse.
+    """
     before_second_run: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while that is found out; proven units wait for it."""
 

@@ -60,6 +60,8 @@ class UnitRun:
         """Set if the target still has to answer."""
         self._witnesses: dict[int, Witness] = {}
         self._skipped: set[int] = set()
+        self._shared: set[int] = set()
+        """Rows that shared the engine with another request."""
         self._rejects: list[RejectView] = []
         self._plan = PLAN_SCHEMA.empty_table()
 
@@ -91,7 +93,7 @@ class UnitRun:
         engine = (self._lease, self._session, self._budget)
         await settle(*engine, self._store, self._settings, self._plan, sealed)
         answers = {} if self._answering is None else self._answering.last_answers
-        cosine = await run_again(*engine, self._settings, sealed, answers)
+        cosine = await run_again(*engine, self._settings, sealed, answers, self._shared)
         if cosine is not None:
             checks = commit.checks.model_copy(update={"second_runs": 1, "second_run_cosine": cosine})
             commit = replace(commit, checks=checks)
@@ -148,10 +150,12 @@ class UnitRun:
             await self._prefill(rows[0])
             return
         planned = answering.planned(rows)
-        async with self._budget.hold(max(row.most_tokens for row in planned)):
+        async with self._budget.hold(max(row.most_tokens for row in planned)) as held:
             await answering.run(planned)
             for row in answering.rejects.keys() & set(rows):
                 await self._skip(row, *answering.rejects[row])
+        if held.is_shared:
+            self._shared.update(rows)
         written = [answering.written[row] for row in rows if row in answering.written]
         meters.PREFILLED.add(samples=len(written), tokens=sum(len(row.ids) for row in written))
 
@@ -159,12 +163,14 @@ class UnitRun:
         """Capture a row whose tokens are all known."""
         token_ids = tuple(self._plan["input_ids"][row].values.to_numpy().tolist())
         name, ref = row_name(self._attempt_id, row), RowRef(self._attempt_id, row, len(token_ids))
-        async with self._budget.hold(len(token_ids)):
+        async with self._budget.hold(len(token_ids)) as held:
             try:
                 answer = await self._session.engine.run(Prompt(name, token_ids, ref, witness=True))
             except PromptRefused as error:
                 await self._skip(row, "engine-refused", str(error))
                 return
+        if held.is_shared:
+            self._shared.add(row)
         meters.PREFILLED.add(samples=1, tokens=len(token_ids))
         if answer.likely:
             self._witnesses[row] = answer.likely

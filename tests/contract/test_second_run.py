@@ -18,6 +18,7 @@ from service.capture.canary import Canary
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.session import EngineSession
 from service.errors import StoreUnavailable
+from service.proof.canary import canary_prompts
 from service.store import JobRow, Store, canaries, commits, jobs, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, request
@@ -26,7 +27,7 @@ from tests.support.roles import Capture, capture_until
 from tests.support.tiny_model import random_target
 
 SECOND: list[Prompt] = []
-"""What the engine of the running test ran beside the units' rows."""
+"""Which rows the engine of the running test ran a second time."""
 
 
 class NotingEngine(FakeEngine):
@@ -38,7 +39,8 @@ class NotingEngine(FakeEngine):
     async def run(self, prompt: Prompt) -> Answer:
         self._is_second = prompt.request_id.startswith("canary-")
         if self._is_second:
-            SECOND.append(prompt)
+            company = canary_prompts(self._head.vocab_size, self._spec.max_model_len - 1)
+            SECOND.extend([prompt] if list(prompt.token_ids) not in company else [])
         return await super().run(prompt)
 
     def _states(self, token_ids: list[int]) -> Any:
@@ -51,8 +53,11 @@ class NotingEngine(FakeEngine):
 class SharedEngine(NotingEngine):
     """Gives other states to whatever shares it with another request."""
 
+    started = 0
+
     def __init__(self) -> None:
         super().__init__()
+        SharedEngine.started += 1
         self._is_shared: dict[tuple[int, ...], bool] = {}
 
     async def run(self, prompt: Prompt) -> Answer:
@@ -258,15 +263,32 @@ def test_an_engine_whose_requests_spoil_each_other_is_caught_while_other_units_k
     assert len(SECOND) == 2, "one on each engine: its other units go by the verdict"
 
 
-def test_a_unit_that_ran_alone_proves_nothing_of_rows_that_share_the_engine(tmp_path, target, monkeypatch):
-    """Of units of one row, that of the first verdict runs alone on the next engine, and is well there."""
-    monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.1")
-    monkeypatch.setattr(second_run, "SHARE", 0.0)
-    shop = shop_of(tmp_path, target, SharedEngine, unit_max_samples=1, engine_rest_s=3.6)
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_such_an_engine_fails_a_job_of_units_of_one_row_though_each_may_have_it_to_itself(
+    tmp_path, target, monkeypatch, in_flight
+):
+    """Such a row is right, and runs again beside others: on the next engine a unit runs alone in any case."""
+    monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.02")
+    settings = {"unit_max_samples": 1, "units_in_flight": in_flight, "units_in_proof": 0}
+    shop, before = (
+        shop_of(tmp_path, target, SharedEngine, engine_rest_s=3.6, **settings),
+        SharedEngine.started,
+    )
     job = shop.run(a_request(target, [60] * 6, layers=[1], final_layer=False))
-    shards = [entry for made in shop.store.read(commits.unit_commits, job.id) for entry in made.shards]
-    assert shards
-    assert max(entry.layers[0].max_abs for entry in shards) <= 1, "a sine, unless it shared the engine"
+    assert job.state is JobState.FAILED
+    assert job.problem is not None
+    assert "computed a second time, layer 1 has other states for 60 of the 60" in job.problem.detail
+    assert SharedEngine.started == before + 2
+    assert not shop.store.read(commits.unit_commits, job.id)
+
+
+def test_an_engine_to_which_only_one_request_is_given_is_not_refused_for_what_others_would_spoil(
+    tmp_path, target
+):
+    shop = shop_of(tmp_path, target, SharedEngine, in_flight_requests=1)
+    job = shop.run(a_request(target, [60] * 3, layers=[1], final_layer=False))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert len(SECOND) == 1
 
 
 def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twice(
@@ -285,7 +307,7 @@ def test_an_engine_that_captured_for_a_job_without_a_canary_still_runs_a_row_twi
 
 def test_an_engine_that_ran_a_prefill_twice_owes_a_second_run_of_an_answer(tmp_path, target, monkeypatch):
     monkeypatch.setattr(second_run, "SHARE", 0.0)
-    shop = shop_of(tmp_path, target)
+    shop = shop_of(tmp_path, target, units_in_flight=1, units_in_proof=0)
     asked = [{"id": "q", "messages": [{"role": "user", "content": "Question"}]}]
     answers = {"generate": {"max_tokens": 7}, "source": {"kind": "inline", "samples": asked}}
     bodies = {"answers": a_request(target, [1], **answers), "rows": a_request(target, [60])}
@@ -297,24 +319,40 @@ def test_an_engine_that_ran_a_prefill_twice_owes_a_second_run_of_an_answer(tmp_p
     assert len(SECOND) == 2
 
 
-def test_a_unit_of_known_answers_leaves_the_second_run_of_a_new_answer_owed(monkeypatch):
-    """Such units come first where a lost machine's are captured again."""
+@pytest.mark.parametrize(
+    "units",
+    [
+        # Units of known answers come first where a lost machine's are captured again.
+        [({}, {0}, "alone"), ({0: 60}, {0}, None), ({0: 59}, {0}, "alone"), ({0: 59}, {0}, None)],
+        # A job of one row comes first, and says nothing of rows that share the engine.
+        [({}, set(), "beside"), ({}, set(), None), ({}, {0}, "alone"), ({}, {0}, None)],
+        [({}, {0}, "alone"), ({}, set(), None), ({0: 59}, set(), "beside")],
+    ],
+    ids=["known answers", "a row to itself", "a shared row"],
+)
+def test_an_engine_owes_a_second_run_of_each_way_of_capture_and_of_rows_that_share_it(monkeypatch, units):
+    ran = []
 
-    async def fits(*_: object, alone: bool) -> float:
+    async def fits(*_: object, alone: bool, company: Any = ()) -> float:
+        ran.append("alone" if alone else "beside" if company else None)
         return 1.0
 
     monkeypatch.setattr(second_run, "_run", fits)
     monkeypatch.setattr(second_run, "_choose", lambda *_, is_first: None)
     sealed: Any = [SimpleNamespace(file="train-00000.parquet", rows=[0], num_tokens=[60])]
     session: Any = SimpleNamespace(
-        canary=SimpleNamespace(layers=()), ran_again=set(), before_second_run=asyncio.Lock()
+        canary=SimpleNamespace(layers=()),
+        ran_again=set(),
+        before_second_run=asyncio.Lock(),
+        head=SimpleNamespace(vocab_size=1500),
+        spec=SimpleNamespace(max_model_len=128),
     )
     of_answers = identity().model_copy(update={"capture": "one_pass"})
-    lease: Any = SimpleNamespace(skips_canary=False, identity=of_answers, runs_alone=False)
+    lease: Any = SimpleNamespace(skips_canary=False, identity=of_answers)
     nothing: Any = None
-    for answers, ways in (({}, {None}), ({0: 60}, {None}), ({0: 59}, {None, "one_pass"})):
-        asyncio.run(second_run.run_again(lease, session, nothing, nothing, sealed, answers))
-        assert session.ran_again == ways
+    for answers, shared, _ in units:
+        asyncio.run(second_run.run_again(lease, session, nothing, nothing, sealed, answers, shared))
+    assert ran == [how for *_, how in units]
 
 
 def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():
@@ -324,7 +362,7 @@ def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():
     for night in range(100):
         attempt_id = AttemptId(job_id=job_id_from_content(str(night)), unit=0, epoch=1)
         lease: Any = SimpleNamespace(attempt_id=attempt_id, identity=identity())
-        drawn.append(second_run._choose(lease, second_run._rows(lease, sealed, {}), is_first=False))
+        drawn.append(second_run._choose(lease, second_run._rows(lease, sealed, {}, set()), is_first=False))
     rows = [chosen.row for chosen in drawn if chosen is not None]
     assert 0 < len(rows) < 100
     assert len(set(rows)) > 1
@@ -342,5 +380,5 @@ def test_jobs_of_one_unit_differ_in_whether_and_which_row_runs_twice():
 def test_of_an_answer_behind_a_long_prompt_the_answer_is_compared(length, begin, runs, compared):
     sealed: Any = [SimpleNamespace(file="train-00000.parquet", rows=[3], num_tokens=[length])]
     lease: Any = SimpleNamespace(identity=identity())
-    (row,) = second_run._rows(lease, sealed, {3: begin} if begin else {})
+    (row,) = second_run._rows(lease, sealed, {3: begin} if begin else {}, set())
     assert (row.tokens, row.compared, row.answer_begin) == (runs, compared, begin)

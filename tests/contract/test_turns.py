@@ -99,7 +99,7 @@ def test_a_row_that_a_prefill_captures_is_no_answer_of_one_pass_for_the_second_r
     answers: list[dict[int, int]] = []
 
     async def noted(*arguments: Any) -> None:
-        answers.append(arguments[-1])
+        answers.append(arguments[-2])
 
     monkeypatch.setattr(unit_run, "run_again", noted)
     samples = CONVERSATION, {"id": "other", "text": "first"}

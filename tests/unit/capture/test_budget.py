@@ -117,3 +117,16 @@ async def test_silence_ends_only_while_something_is_out_and_nothing_comes_back()
         await asyncio.wait({silence}, timeout=0.5)
         assert not silence.done()
     silence.cancel()
+
+
+@in_a_loop
+async def test_a_request_is_shared_if_another_came_before_it_left_or_was_there_when_it_came():
+    budget = InFlight(100, 3)
+    async with budget.hold(10) as lone:
+        pass
+    async with budget.hold(10) as first, budget.hold(10) as second:
+        pass
+    async with budget.hold(10) as last:
+        pass
+    shared = [held.is_shared for held in (lone, first, second, last)]
+    assert shared == [False, True, True, False]
