@@ -9,13 +9,11 @@ One that is full is away, too; but what a disk's end stopped in the middle of it
 | capture: canary | the unit runs again, uncounted | the job waits |
 | capture: commit | tried again, then the unit runs again, uncounted | the job waits |
 | capture: a failed attempt | the lease runs out | the same |
-| planner: lease, extension | later | later |
 | planner: identity, unit, end | planned again, uncounted | the job waits |
-| planner: a failed try | the lease runs out | the same |
-| publisher: lease, extension, advance | later | later |
 | publisher: commits, canary, end | tried again | the job waits |
-| publisher: a failed try | the lease runs out | the same |
 | supervisor: nothing | - | - |
+
+Leases, extensions and failed tries of a planner and a publisher: `tests/unit/work`.
 """
 
 import asyncio
@@ -33,10 +31,9 @@ import pytest
 from schemas.job import JobState
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
-from service.errors import DatasetBroken, DiskFull, EngineDied, QuarryError, StoreUnavailable
-from service.publish import publisher
+from service.errors import DiskFull, EngineDied, QuarryError, StoreUnavailable
 from service.settings import Settings
-from service.store import Store, TaskState, jobs, plans, units
+from service.store import Store, TaskState, jobs, units
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
@@ -281,19 +278,6 @@ def test_a_worker_that_stops_without_a_store_stops_its_engine_and_lets_its_units
 
 
 @TO_A_WORKER
-def test_a_publisher_that_finds_no_store_publishes_later(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
-) -> None:
-    job_id = submit(shop)
-    shop.plan()
-    shop.capture(job_id)
-    Away(monkeypatch, "publishing.lease", clock, error=error)
-    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is False
-    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
-    assert shop.store.read(jobs.state, job_id) is JobState.COMPLETED
-
-
-@TO_A_WORKER
 @pytest.mark.parametrize("verb", ["commits.unit_commits", "publishing.complete"])
 def test_a_job_that_finds_no_store_is_published_again_and_on_a_full_disk_it_waits(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
@@ -308,35 +292,6 @@ def test_a_job_that_finds_no_store_is_published_again_and_on_a_full_disk_it_wait
         shop.store.write(jobs.resume, job_id)
     assert shop.store.read(jobs.state, job_id) is not JobState.COMPLETED
     clock.advance(LATER_S)
-    assert shop.finish(job_id).state is JobState.COMPLETED
-
-
-@TO_A_WORKER
-def test_a_publishers_error_is_recorded_when_the_store_is_back(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
-) -> None:
-    """1. Publishing fails. 2. There is no store to record that, and then there is."""
-    job_id = submit(shop)
-    shop.plan()
-    shop.capture(job_id)
-    Away(monkeypatch, "tasks.fail", clock, error=error)
-
-    def broken(*args: object) -> None:
-        raise DatasetBroken("planted")
-
-    monkeypatch.setattr(publisher, "assemble", broken)
-    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
-    job = shop.store.read(jobs.job, job_id)
-    assert (job.state, job.problem) == (JobState.FAILED, DatasetBroken("planted").problem())
-
-
-@TO_A_WORKER
-def test_a_planner_that_finds_no_store_plans_later(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
-) -> None:
-    job_id = submit(shop)
-    Away(monkeypatch, "plans.lease", clock, error=error)
-    assert run_planning(shop.store, shop.settings, "planner", lambda: False) is False
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
@@ -361,31 +316,3 @@ def test_a_plan_that_finds_no_store_is_made_again_and_on_a_full_disk_its_job_wai
     job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.RUNNING and job.progress.plan_done
     assert job.progress.samples_planned == 20
-
-
-@TO_A_WORKER
-def test_a_plan_is_kept_over_an_extension_that_finds_no_store(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
-) -> None:
-    """1. A plan takes longer than its lease. 2. The first extension finds no store; others keep the plan."""
-    settings = shop.settings.model_copy(update={"lease_s": 0.05})
-    job_id = submit(shop)
-    away = Away(monkeypatch, "tasks.extend", clock, SHARE * settings.lease_s, error)
-
-    def stop() -> bool:
-        return not away.kept.wait(30.0) or plans.lease(shop.store, "another", 60.0) is not None
-
-    assert run_planning(shop.store, settings, "planner", stop) is True
-    assert shop.store.read(jobs.job, job_id).progress.plan_done
-
-
-@TO_A_WORKER
-def test_a_planners_error_is_recorded_when_the_store_is_back(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
-) -> None:
-    job_id = submit(shop, layers=[99])
-    Away(monkeypatch, "tasks.fail", clock, error=error)
-    assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
-    job = shop.store.read(jobs.job, job_id)
-    assert job.state is JobState.FAILED and job.problem is not None
-    assert job.problem.type == "urn:quarry:unknown-layer"

@@ -57,6 +57,15 @@ def test_there_is_nothing_to_run_without_a_task(store: Store) -> None:
     assert run(store, None) is False
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), DiskFull("full")])
+def test_a_lease_that_finds_no_store_is_for_later(store: Store, error: Exception) -> None:
+    def take() -> None:
+        raise error
+
+    with Keeper(store, TTL_S) as keeper:
+        assert run_next(store, keeper, take, pytest.fail, lambda: False, max_attempts=3) is False
+
+
 @pytest.mark.parametrize(
     ("error", "state"),
     [
