@@ -1,10 +1,10 @@
-"""Many at once: threads and processes never get the same thing twice, and counters stay exact."""
+"""Many at once: threads and processes never get the same thing twice. For counters see `test_stress.py`."""
 
 import multiprocessing
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from multiprocessing.synchronize import Barrier as ProcessBarrier
 from typing import TypeVar
 
@@ -31,14 +31,9 @@ from tests.support.store_cases import (
     capture,
     commit,
     job_id,
-    lease_publish,
     lease_unit,
     made,
-    planned,
-    reject,
-    start_plan,
     start_units,
-    stop_job,
     submit,
 )
 
@@ -102,49 +97,6 @@ def test_processes_that_lease_the_same_units_get_each_once(store: Store, url: st
     assert sorted(chain.from_iterable(leases)) == [(job_id(1), unit, 1) for unit in range(60)]
 
 
-def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(store: Store) -> None:
-    """One thread plans while seven capture; each gives back its first lease, so that units change hands."""
-    plan = start_plan(store)
-    num_units = 40
-    planning = threading.Event()
-
-    def act(number: int) -> int:
-        if number == 0:
-            for unit in range(num_units):
-                store.write(plans.add_unit, plan, planned(unit, 3), (reject(100 + unit),))
-            store.write(plans.finish, plan, ())
-            planning.set()
-            return 0
-        owner, done, gave_back = f"thread-{number}", 0, False
-        while True:
-            ended = planning.is_set()
-            lease = units.lease(store, owner, TTL_S)
-            if lease is None:
-                if ended:
-                    return done
-            elif not gave_back:
-                gave_back = True
-                store.write(tasks.release, lease)
-            else:
-                commit(store, lease, (reject(lease.attempt_id.unit),))
-                done += 1
-
-    assert sum(together(act)) == num_units
-    progress = store.read(jobs.job, job_id(1)).progress
-    assert (progress.units_planned, progress.units_done, progress.samples_planned) == (
-        num_units,
-        num_units,
-        4 * num_units,
-    )
-    assert (progress.samples_written, progress.samples_rejected) == (2 * num_units, 2 * num_units)
-    assert (progress.tokens_written, progress.bytes_written) == (10 * num_units, 2000 * num_units)
-    events = store.read(jobs.events, job_id(1), limit=10_000)
-    assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert [event.progress.units_done for event in events] == sorted(
-        event.progress.units_done for event in events
-    )
-
-
 def test_of_two_planners_one_gets_the_job(store: Store) -> None:
     submit(store)
     leases = together(lambda number: plans.lease(store, f"thread-{number}", TTL_S))
@@ -190,44 +142,6 @@ def test_of_many_commits_of_one_attempt_one_is_taken(store: Store) -> None:
     assert store.read(jobs.job, job_id(1)).progress.units_done == 1
 
 
-@pytest.mark.parametrize("turn", range(2))
-def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(
-    store: Store, turn: int
-) -> None:
-    """Threads capture while one cancels: what was committed before stays, what comes after is refused."""
-    start_units(store, units=20)
-
-    def act(number: int) -> int:
-        done = 0
-        if number == 0:
-            store.write(jobs.cancel, job_id(1))
-        else:
-            while lease := units.lease(store, f"thread-{number}", TTL_S):
-                try:
-                    commit(store, lease)
-                except LeaseLost:
-                    break
-                done += 1
-        return done
-
-    done = sum(together(act, threads=4))
-    assert (
-        store.read(jobs.job, job_id(1)).progress.units_done
-        == done
-        == len(store.read(commits.shards, job_id(1)))
-    )
-    store.write(jobs.resume, job_id(1))
-    assert plans.lease(store, OWNER, TTL_S) is None
-    while lease := units.lease(store, OWNER, TTL_S):
-        commit(store, lease)
-    store.write(publishing.complete, lease_publish(store), None)
-    assert (
-        store.read(jobs.job, job_id(1)).progress.units_done
-        == len(store.read(commits.shards, job_id(1)))
-        == 20
-    )
-
-
 @pytest.mark.slow
 def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store) -> None:
     """Beats over several jobs, in opposite orders, against cancel and resume of the same jobs."""
@@ -256,23 +170,3 @@ def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store
         store.read(jobs.state, job_id(number)) in (JobState.QUEUED, JobState.CANCELLED) for number in numbers
     )
     assert all(row.attempts == 0 for number in numbers for row in store.read(units.of_job, job_id(number)))
-
-
-def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) -> None:
-    start_units(store, units=20)
-    committed = count()
-
-    def act(number: int) -> None:
-        while lease := units.lease(store, f"thread-{number}", TTL_S):
-            try:
-                commit(store, lease)
-            except LeaseLost:
-                return
-            # Whoever makes the fourth: one thread alone may find all units taken before it begins.
-            if next(committed) == 3:
-                stop_job(store, job_id(1), JobState.FAILED)
-
-    together(act, threads=4)
-    row = store.read(jobs.job, job_id(1))
-    assert row.state is JobState.FAILED
-    assert row.progress.units_done == len(store.read(commits.unit_commits, job_id(1)))
