@@ -20,7 +20,7 @@ from tests.contract.test_jobs import assert_whole
 from tests.support.dying_engine import DIES
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
-from tests.support.roles import Capture, capture_until
+from tests.support.roles import Capture
 from tests.support.waiting import until
 
 DYING_ENGINE = "tests.support.dying_engine:DyingEngine"
@@ -211,31 +211,6 @@ def test_units_that_end_every_engine_block_a_job_and_a_resume_names_one_of_them(
         assert job.state is state and job.problem is not None and detail in job.problem.detail
         if state is JobState.BLOCKED:
             sick.store.write(jobs.resume, job_id)
-
-
-def test_workers_that_are_restarted_on_a_sick_node_never_fail_a_job(
-    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each ends once its engine has died twice, the second time on a unit alone. Another worker is there."""
-    monkeypatch.setenv(DIES, "step")
-    job_id = sick.submit(request(target, conversations(2)))
-    sick.plan()
-    sick.store.write(workers.beat, "another", 600.0)
-    for number in range(3):
-        loop = Capture(sick.store, sick.settings, f"worker {number}")
-        capture_until(lambda: any(one.deaths >= 2 for one in sick.store.read(workers.sick)), loop)
-    job = sick.store.read(jobs.job, job_id)
-    assert job.state is JobState.RUNNING, job.problem
-
-
-def test_the_last_unit_of_a_job_that_ends_every_engine_blocks_it(
-    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is left to prove between its deaths, so it may be the worker's fault."""
-    monkeypatch.setenv(DIES, f"token:{POISON}")
-    job = sick.run(request(target, poisoned(2), loss="all"))
-    assert job.state is JobState.BLOCKED and job.problem is not None
-    assert CAUSE in job.problem.detail
 
 
 @pytest.mark.slow

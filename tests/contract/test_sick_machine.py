@@ -11,7 +11,7 @@ import pytest
 from schemas.job import JobState
 from service import host
 from service.capture import attempt_files
-from service.capture.engine import Answer, EngineSpec, Prompt
+from service.capture.engine import EngineSpec
 from service.capture.engine_options import check_engine_options
 from service.capture.link import EngineLink
 from service.errors import DiskFull, EngineRefused
@@ -141,16 +141,9 @@ def test_a_database_that_is_full_is_not_the_fault_of_a_machine_that_commits(
 class NewerEngine(FakeEngine):
     """Of a worker that was upgraded."""
 
-    dies = False
-
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         await super().start(spec, settings, link)
         self.info = self.info.model_copy(update={"version": "2"})
-
-    async def run(self, prompt: Prompt) -> Answer:
-        if NewerEngine.dies:
-            self.die()
-        return await super().run(prompt)
 
 
 class MisspeltEngine(FakeEngine):
@@ -176,30 +169,6 @@ def test_a_worker_with_another_engine_or_a_misspelt_option_fails_no_job(
     sick = shop.settings.model_copy(update=changes)
     shop.store.write(workers.beat, "healthy", shop.settings.lease_s)  # the sick one is never the only one
     both(shop, Capture(shop.store, sick, "sick"), Capture(shop.store, shop.settings, "healthy"), job_ids)
-
-
-def test_a_job_that_no_engine_runs_fails_by_the_word_of_the_last_worker(shop: Shop, target: Path) -> None:
-    """1. Two workers refuse it, one after the other. 2. It is resumed: both look again."""
-    shop.settings = shop.settings.model_copy(update={"engine": f"{__name__}:{OlderEngine.__name__}"})
-    job_id, owners = pushed(shop, target, "refused"), ("one", "two")
-    for owner in owners:
-        shop.store.write(workers.beat, owner, shop.settings.lease_s)
-
-    async def refused() -> None:
-        loops = [Capture(shop.store, shop.settings, owner) for owner in owners]
-        running = [asyncio.create_task(loop.run()) for loop in loops]
-        for looks in (2, 4):
-            await until(lambda: ended(shop, job_id))
-            job = shop.store.read(jobs.job, job_id)
-            assert job.state is JobState.FAILED and job.problem is not None
-            assert job.problem.type == "urn:quarry:engine-refused"
-            assert sum(unit.epoch for unit in shop.store.read(units.of_job, job_id)) == looks
-            shop.store.write(jobs.resume, job_id)
-        for loop in loops:
-            loop.stop.set()
-        await asyncio.gather(*running)
-
-    asyncio.run(asyncio.wait_for(refused(), 60))
 
 
 def ended(shop: Shop, job_id: str) -> bool:
@@ -239,30 +208,3 @@ def test_a_job_whose_engine_no_worker_has_any_more_is_blocked_until_one_comes(
     shop.store.write(jobs.resume, job_id)
     shop.capture(job_id)
     assert shop.store.read(jobs.job, job_id).progress.is_captured
-
-
-def test_two_workers_with_another_engine_do_not_leave_a_job_to_each_other_for_ever(
-    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """1. A job is begun. 2. The engines of two newer workers die on another. 3. Only the first is left."""
-    job_id, other = pushed(shop, target, "begun"), pushed(shop, target, "other")
-    begin(shop, job_id)
-    shop.store.write(jobs.pause, job_id)
-    monkeypatch.setattr(NewerEngine, "dies", True)
-    named = f"{__name__}:NewerEngine"
-    changes = {"engine": named, "units_in_flight": 1, "lease_s": 2.0, "engine_rest_s": 360_000.0}
-    newer = shop.settings.model_copy(update=changes)
-
-    async def blocked() -> None:
-        loops = [Capture(shop.store, newer, owner) for owner in ("one", "two")]
-        running = [asyncio.create_task(loop.run()) for loop in loops]
-        await until(lambda: len(shop.store.read(workers.sick)) == len(loops))
-        await asyncio.to_thread(shop.store.write, jobs.cancel, other)
-        NewerEngine.dies = False
-        await asyncio.to_thread(shop.store.write, jobs.resume, job_id)
-        await until(lambda: shop.store.read(jobs.state, job_id) is JobState.BLOCKED)
-        for loop in loops:
-            loop.stop.set()
-        await asyncio.gather(*running)
-
-    asyncio.run(asyncio.wait_for(blocked(), 60))
