@@ -213,6 +213,16 @@ def test_units_that_end_every_engine_block_a_job_and_a_resume_names_one_of_them(
             sick.store.write(jobs.resume, job_id)
 
 
+def test_the_last_unit_of_a_job_that_ends_every_engine_blocks_it(
+    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to prove between its deaths, so it may be the worker's fault."""
+    monkeypatch.setenv(DIES, f"token:{POISON}")
+    job = sick.run(request(target, poisoned(2), loss="all"))
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert CAUSE in job.problem.detail
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("dies", "code"), [("start", EXIT_RESTS), ("", EXIT_OK)])
 def test_a_worker_until_idle_that_rests_ends_with_a_code_of_its_own(
