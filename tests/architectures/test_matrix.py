@@ -8,9 +8,8 @@ import pytest
 from tests.architectures.matrix import is_due, measure
 from tests.architectures.recipe import Recipe
 from tests.architectures.recipes import RECIPES
-from tests.architectures.results import Matrix
+from tests.architectures.results import Matrix, Row, Verdict
 from tests.architectures.target import digest
-from tests.architectures.test_results import a_row
 from tests.architectures.versions import installed
 
 SHORT = {"PhiForCausalLM"}
@@ -29,6 +28,17 @@ def test_an_architecture_is_captured_as_the_table_says(key, record_property):
         "worst relative error", str(max((layer.max_rel_error for layer in row.layers), default=None))
     )
     assert (row.verdict, row.by, row.route) == (told.verdict, told.by, told.route), row.reason
+
+
+def a_row(key: str) -> Row:
+    return Row(
+        key=key,
+        architecture=key,
+        recipe="0" * 12,
+        verdict=Verdict.PASS,
+        dtype="float32",
+        versions={"torch": "1"},
+    )
 
 
 def test_a_recipe_is_due_until_it_was_measured_as_it_is_with_the_installed_versions():
