@@ -25,7 +25,7 @@ from service.store.values import TaskKind
 from service.work import task_loop
 from service.work.keeper import Keeper
 from service.work.task_loop import TaskLoop
-from service.worker import _mind, run_worker
+from service.worker import run_worker
 from tests.contract.test_distrust import target
 from tests.support import templates
 from tests.support.children import wait_for_end
@@ -198,21 +198,6 @@ def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, 
     assert lease is not None and lease.epoch == 2
 
 
-def test_a_repository_is_given_back_when_the_service_stops(settings, store, keeper, monkeypatch):
-    capture(store)
-    begun = threading.Event()
-
-    def publish(store, settings, course, check, *_):
-        begun.set()
-        while True:
-            check()
-
-    monkeypatch.setattr("service.publish.publisher._publish", publish)
-    with TaskLoop("publisher", PUBLISHING, settings, (store, keeper)):
-        assert begun.wait(60)
-    assert publishing.lease(store, "another", 60.0) is not None
-
-
 def test_a_push_that_outlives_the_publishers_end_keeps_its_repository(settings, store, keeper, monkeypatch):
     """1. A commit to the Hub hangs. 2. The worker is stopped. 3. Nobody else commits beside it."""
     capture(store)
@@ -230,29 +215,6 @@ def test_a_push_that_outlives_the_publishers_end_keeps_its_repository(settings, 
     answered.set()
     publisher.running.join(60)
     assert store.read(jobs.state, job_id(1)) is JobState.COMPLETED
-
-
-class Watched:
-    """A planner or publisher that counts how often somebody looked whether it is dead."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def restart_if_dead(self) -> None:
-        self.looks += 1
-
-
-def test_the_keeper_looks_after_the_planner_and_the_publisher_again_and_again(settings, store, monkeypatch):
-    monkeypatch.setattr(service.worker, "RESTART_S", 0.01)
-    planner, publisher = Watched(), Watched()
-
-    async def keep() -> None:
-        keeper = asyncio.create_task(_mind((planner, publisher)))
-        await until(lambda: min(planner.looks, publisher.looks) > 1)
-        keeper.cancel()
-        await asyncio.wait({keeper})
-
-    asyncio.run(keep())
 
 
 @pytest.mark.slow

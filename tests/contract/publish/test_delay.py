@@ -3,7 +3,6 @@
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from schemas.job import JobState, JobSummary
 from service.artifacts.repository import Patience
 from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.publish import push
-from service.store import jobs, plans, publishing, tasks
+from service.store import jobs, plans, publishing
 from tests.contract.publish.press import ATTEMPTS, HOUR_S, UNITS, Press
 from tests.support.desk import REPO, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -67,16 +66,6 @@ def test_a_file_that_cannot_be_read_for_a_moment_fails_no_push(
         job = press.publish()
     assert (job.state, problem_type(job)) == (JobState.PUBLISHING, "urn:quarry:write-failed")
     assert press.publish().state is JobState.COMPLETED
-
-
-def test_another_reason_is_told(press: Press, hub: FakeHub) -> None:
-    hub.fail("commit", UNAVAILABLE)
-    press.publish()
-    hub.heal()
-    hub.fail("commit", Fault(status=500, times=10_000))
-    job = press.publish(HOUR_S)
-    assert job.problem is not None and "answered 500" in job.problem.detail
-    assert [event.problem for event in press.told()][1:] == [job.problem]
 
 
 def test_a_job_waits_for_a_person_after_as_many_attempts_as_are_allowed_without_a_new_commit(
@@ -138,21 +127,6 @@ def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
     job = press.publish()
     assert (job.state, job.problem) == (JobState.COMPLETED, None)
     assert len(hub.repo(REPO).commits) == 3
-
-
-def test_a_delay_is_recorded_once_the_disk_has_space_again(
-    press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record, full = tasks.fail, iter([DiskFull("the database cannot grow")])
-
-    def recorded(*args: Any) -> None:
-        if (error := next(full, None)) is not None:
-            raise error
-        record(*args)
-
-    hub.fail("commit", UNAVAILABLE)
-    monkeypatch.setattr(tasks, "fail", recorded)
-    assert problem_type(press.publish()) == "urn:quarry:hub-unavailable"
 
 
 def test_every_group_of_files_has_tries_of_its_own(press: Press, hub: FakeHub) -> None:

@@ -10,7 +10,6 @@ from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
-from service.publish import publisher
 from service.publish.assemble import intact_manifest
 from service.settings import Settings
 from service.store import NewJob, Store, canaries, jobs, migration, plans
@@ -19,7 +18,6 @@ from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
     FINAL_NORM,
     JOB,
-    OTHER_JOB,
     OWNER,
     TTL_S,
     a_canary,
@@ -29,7 +27,7 @@ from tests.support.finished_job import (
     an_identity,
     run_to_publishing,
 )
-from tests.support.hub_state import Fault, Token
+from tests.support.hub_state import Token
 from tests.support.roles import run_publishing
 from tests.support.store_cases import Clock
 
@@ -59,9 +57,9 @@ def store(settings: Settings, clock: Clock) -> Iterator[Store]:
     store.close()
 
 
-def publish(store: Store, settings: Settings, *, stopped: bool = False) -> bool:
+def publish(store: Store, settings: Settings) -> bool:
     patience = Patience(attempts=3, sleep=lambda _: None)
-    return run_publishing(store, settings, OWNER, lambda: stopped, patience=patience)
+    return run_publishing(store, settings, OWNER, lambda: False, patience=patience)
 
 
 def prepare(
@@ -69,12 +67,6 @@ def prepare(
 ) -> None:
     request = a_request(HubTarget(repo_id=repo_id) if repo_id else None).model_copy(update=changes)
     run_to_publishing(store, settings.dataset_dir(job_id), job_id, request)
-
-
-def test_there_is_nothing_to_do_before_all_units_are_done(store: Store, settings: Settings) -> None:
-    store.write(jobs.submit, NewJob.of(JOB, JOB, a_request()))
-    assert not publish(store, settings)
-    assert store.read(jobs.state, JOB) is JobState.QUEUED
 
 
 def test_a_finished_job_is_completed_with_the_commit_that_holds_it(
@@ -154,21 +146,6 @@ def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(
     assert intact_manifest(manifest).captured_at == captured_at
 
 
-def test_a_silent_hub_leaves_the_job_to_the_next_lease(
-    store: Store, settings: Settings, hub: FakeHub, clock: Clock
-) -> None:
-    prepare(store, settings)
-    hub.fail("commit", Fault(status=503, times=10_000))
-    assert publish(store, settings)
-    assert store.read(jobs.state, JOB) is JobState.PUBLISHING
-    assert not publish(store, settings)
-    hub.heal()
-    clock.advance(settings.lease_s + 1)
-    assert publish(store, settings)
-    assert store.read(jobs.state, JOB) is JobState.COMPLETED
-    assert len(hub.repo(REPO).commits) == 2
-
-
 def test_a_job_whose_every_sample_was_rejected_fails_naming_the_source(
     store: Store, settings: Settings
 ) -> None:
@@ -196,52 +173,6 @@ def test_a_shard_of_other_length_than_was_committed_fails_the_job(store: Store, 
     assert job.problem is not None
     assert job.problem.type == "urn:quarry:dataset-broken"
     assert shard.name in job.problem.detail
-
-
-def test_two_jobs_of_one_repository_both_land(store: Store, settings: Settings, hub: FakeHub) -> None:
-    prepare(store, settings)
-    assert publish(store, settings)
-    prepare(store, settings, OTHER_JOB)
-    assert publish(store, settings)
-    assert store.read(jobs.job, OTHER_JOB).hub_commit == hub.repo(REPO).head.oid
-    assert {manifest_path(JOB), manifest_path(OTHER_JOB)} < set(hub.repo(REPO).head.tree)
-
-
-def test_a_job_that_is_cancelled_while_it_is_pushed_stays_cancelled(
-    store: Store, settings: Settings, hub: FakeHub
-) -> None:
-    prepare(store, settings)
-    hub.meanwhile("preupload", lambda: store.write(jobs.cancel, JOB))
-    assert publish(store, settings)
-    assert store.read(jobs.state, JOB) is JobState.CANCELLED
-    assert store.read(jobs.job, JOB).hub_commit is None
-
-
-def test_a_service_that_ends_leaves_the_job_to_the_next(
-    store: Store, settings: Settings, hub: FakeHub, clock: Clock
-) -> None:
-    prepare(store, settings)
-    assert publish(store, settings, stopped=True)
-    assert store.read(jobs.state, JOB) is JobState.PUBLISHING
-    clock.advance(settings.lease_s + 1)
-    assert publish(store, settings)
-    assert store.read(jobs.state, JOB) is JobState.COMPLETED
-
-
-def test_a_bug_fails_its_job_and_not_the_publisher(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare(store, settings)
-
-    def broken(*args: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(publisher, "assemble", broken)
-    assert publish(store, settings)
-    job = store.read(jobs.job, JOB)
-    assert job.state is JobState.FAILED
-    assert job.problem is not None
-    assert "KeyError" in job.problem.detail
 
 
 def test_without_a_token_the_job_waits_for_one(store: Store, settings: Settings) -> None:

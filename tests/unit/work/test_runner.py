@@ -83,6 +83,21 @@ def test_a_task_ends_as_its_work_does(store: Store, error: BaseException | None,
     assert store.read(jobs.state, job_id(1)) is expected
 
 
+@pytest.mark.parametrize("message", ["nobody foresaw this", "\ud800 " + "x" * 10_000])
+def test_a_bug_fails_the_job_with_a_word_and_its_traceback_is_logged(
+    store: Store, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture(store)
+    run(store, KeyError(message))
+    problem = store.read(jobs.job, job_id(1)).problem
+    assert problem is not None and (problem.title, problem.status) == ("Internal error", 500)
+    assert problem.detail.startswith("internal error: KeyError(") and ascii(message)[:10] in problem.detail
+    assert len(problem.detail) < 1000 and problem.cure
+    (record,) = [entry for entry in caplog.records if entry.exc_info]
+    assert record.exc_info is not None and record.exc_info[0] is KeyError
+    assert job_id(1) in record.getMessage()
+
+
 def test_a_stopped_task_is_free_at_once(store: Store) -> None:
     capture(store)
     run(store, Stopped())
