@@ -343,22 +343,12 @@ def test_a_dataset_whose_only_job_is_not_complete_is_told_with_exit_code_3(run: 
     assert json.loads(run("verify", dataset, "--json").out)["ok"] is False
 
 
-@pytest.mark.slow
-def test_a_table_of_jobs_that_is_none_is_told_with_exit_code_1(run: Run, dataset: Path):
-    (dataset / "jobs.json").write_text("not json")
-    ran = run("verify", dataset)
-    assert (ran.code, "error: jobs.json: is not a table of this version" in ran.out) == (1, True)
-
-
 def test_what_is_no_dataset_or_no_repository_is_wrong_usage(run: Run, tmp_path: Path, dataset: Path):
     verified = run("verify", tmp_path / "missing")
     assert (verified.code, "cure:" in verified.err) == (2, True)
     assert run("publish", tmp_path / "missing", "a/b").code == 2
     published = run("publish", dataset, "no-slash")
     assert (published.code, "field: repo_id" in published.err) == (2, True)
-
-
-"""A name that clears a terminal's screen, goes up, turns the line round, and begins another."""
 
 
 @pytest.mark.slow

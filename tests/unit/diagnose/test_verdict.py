@@ -1,5 +1,7 @@
 """What is said of what was measured: no right drafter is accused, each wrong one is named for one thing."""
 
+import pytest
+
 from service.diagnose.acceptance import Length
 from service.diagnose.diagnosis import Data, Diagnosis
 from service.diagnose.tried import AS_IT_IS, Search, Tried
@@ -62,30 +64,23 @@ def test_one_that_no_training_changed_is_called_that_however_sure_it_is_of_itsel
     assert "not what was trained" in what
 
 
-def test_one_that_knows_next_to_nothing_is_undertrained_whatever_helps_it_a_little():
-    cause = tried("states after the final norm", 1.02, 1.07, "better", "train on what vLLM feeds")
-    (what,) = said(own=1.01, first=0.01, states=1.0, tokens=1.0, causes=[cause])
-    assert "undertrained" in what
+HELP = tried("states after the final norm", 1.02, 1.07, "better", "train on what vLLM feeds")
 
 
-def test_one_that_is_sure_of_what_is_wrong_is_not_what_was_trained():
-    (what,) = said(own=1.01, first=0.01, odds=0.7, states=1.0, tokens=1.0)
-    assert "not what was trained" in what
-
-
-def test_one_that_knows_what_is_frequent_alone_is_undertrained():
-    (what,) = said(own=1.5, first=0.44, states=1.49, tokens=1.1)
-    assert "undertrained" in what
-
-
-def test_one_that_learnt_well_without_its_states_does_not_use_them():
-    (what,) = said(own=1.6, first=0.55, states=1.59, tokens=1.1)
-    assert "does not use the states" in what
-
-
-def test_one_that_ignores_its_tokens_was_fed_other_rows_states():
-    (what,) = said(own=1.4, first=0.3, states=1.1, tokens=1.4)
-    assert "of other rows than its tokens" in what
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        ({"own": 1.01, "first": 0.01, "states": 1.0, "tokens": 1.0, "causes": [HELP]}, "undertrained"),
+        ({"own": 1.01, "first": 0.01, "odds": 0.7, "states": 1.0, "tokens": 1.0}, "not what was trained"),
+        ({"own": 1.5, "first": 0.44, "states": 1.49, "tokens": 1.1}, "undertrained"),
+        ({"own": 1.6, "first": 0.55, "states": 1.59, "tokens": 1.1}, "does not use the states"),
+        ({"own": 1.4, "first": 0.3, "states": 1.1, "tokens": 1.4}, "of other rows than its tokens"),
+    ],
+    ids=["knows nothing", "sure of what is wrong", "what is frequent", "without states", "without tokens"],
+)
+def test_a_wrong_drafter_is_named_for_one_thing(measured, says):
+    (what,) = said(**measured)
+    assert says in what
 
 
 def test_steps_to_the_right_layers_are_one_finding_with_the_last_line():
