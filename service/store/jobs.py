@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, insert, select, update
+from pydantic import ValidationError
+from sqlalchemy import ColumnElement, Select, and_, delete, func, insert, literal, null, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
 from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Problem, Progress
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
-from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
+from service.errors import IdempotencyConflict, IllegalMove, NotFound, QuarryError, RequestError
 from service.store import consumers, keys, totals, workers
+from service.store.column_types import Document
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.job_rows import rows_of
@@ -38,6 +40,8 @@ CURSOR = re.compile("[0-9]{1,18}")
 """The number of the last job on the previous page, which may have been deleted meanwhile."""
 MADE = ("progress", "repository", "waits")
 """Fields of `JobRow` that are not columns of `job`."""
+DOCUMENTS = {column.name for column in JOB.c if isinstance(column.type, Document)}
+"""Columns that may hold what cannot be read."""
 STARTS = "an engine that starts and loads the model"
 """What a job waits for if its units are held only by workers that have no engine yet."""
 RECENT_EVENTS = 20
@@ -129,7 +133,8 @@ def page(
 ) -> tuple[list[JobRow], str | None]:
     """Return a page of jobs, newest first, of one owner if one is given, and the cursor of the next page.
 
-    Raises RequestError for an unknown cursor.
+    A job of which something cannot be read is listed with that as its problem. Raises RequestError for an
+    unknown cursor.
     """
     query = select(JOB).order_by(JOB.c.number.desc()).limit(limit + 1)
     if owner is not None:
@@ -142,8 +147,26 @@ def page(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
             )
         query = query.where(JOB.c.number < int(cursor))
-    rows = [row._mapping for row in rows_of(tx, query, JOB.c.id)]
+    rows = _listed(tx, query)
     return _jobs(tx, rows[:limit]), str(rows[limit - 1]["number"]) if len(rows) > limit else None
+
+
+def _listed(tx: Transaction, query: Select[Any]) -> list[RowMapping]:
+    """Return the rows of jobs. In one that cannot be read, that is the problem; other documents are null."""
+    try:
+        return [row._mapping for row in tx.connection.execute(query)]
+    except ValidationError:
+        rows: list[RowMapping] = []
+        for job_id in tx.connection.scalars(query.with_only_columns(JOB.c.id)).all():
+            of_job = query.where(JOB.c.id == job_id)
+            try:
+                rows += (row._mapping for row in rows_of(tx, of_job, JOB.c.id))
+            except QuarryError as error:
+                said = literal(error.problem(), JOB.c.problem.type).label("problem")
+                unread = (null().label(name) for name in DOCUMENTS - {"problem"})
+                readable = (column for column in JOB.c if column.name not in DOCUMENTS)
+                rows += tx.connection.execute(of_job.with_only_columns(*readable, said, *unread)).mappings()
+        return rows
 
 
 def request_json(tx: Transaction, job_id: str) -> str:

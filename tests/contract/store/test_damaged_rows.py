@@ -1,6 +1,7 @@
 """A row that cannot be read, such as one of a later version, holds up the work on its own job alone."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -152,8 +153,8 @@ def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, da
 @pytest.mark.parametrize(
     ("column", "reads"),
     [
-        (JOB.c.problem, [jobs.job, lambda tx, _: jobs.page(tx), lambda tx, _: jobs.submitted(tx, AGAIN)]),
-        (JOB.c.identity, [jobs.job, lambda tx, _: jobs.page(tx)]),
+        (JOB.c.problem, [jobs.job, lambda tx, _: jobs.submitted(tx, AGAIN)]),
+        (JOB.c.identity, [jobs.job]),
         (EVENT.c.entry, [jobs.events, partial(jobs.recent_events, limit=5)]),
         (REJECT.c.entry, [commits.rejects]),
     ],
@@ -169,6 +170,20 @@ def test_a_job_of_which_something_cannot_be_read_is_named(
             store.read(read, FIRST)
         if column.table is not JOB:
             assert store.read(read, SECOND)
+
+
+@pytest.mark.parametrize("column", [JOB.c.problem, JOB.c.identity, JOB.c.provenance])
+def test_a_job_that_cannot_be_read_ends_no_list_of_jobs(store: Store, database: Store, column: Any) -> None:
+    for number in (1, 2):
+        start_units(store, 0, number)
+    before, _ = store.read(jobs.page)
+    damage(database, column, JOB.c.id)
+    (whole,), cursor = store.read(jobs.page, limit=1)
+    (damaged,), last = store.read(jobs.page, cursor=cursor, limit=1)
+    assert (whole, last) == (before[0], None)
+    assert damaged.problem is not None and f"of job {FIRST} cannot be read" in damaged.problem.detail
+    assert damaged == replace(before[1], problem=damaged.problem, identity=None)
+    assert damaged.view().problem == damaged.problem
 
 
 @pytest.fixture
