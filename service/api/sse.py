@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from schemas.events import Event
 from schemas.job import RESTING_JOB_STATES, JobState
-from service.errors import StoreUnavailable
+from service.errors import QuarryError, StoreUnavailable
 from service.store import Store, jobs
 
 POLL_S = 0.25
@@ -19,10 +19,14 @@ PAGE_EVENTS = 500
 
 @dataclass
 class _Followed:
-    """A job with listeners: its newest events, read once for all listeners, and the id of the last."""
+    """A job with listeners: its newest events, read once for all listeners, and the id of the last.
+
+    `error` says why they cannot be read, and is raised to these listeners alone.
+    """
 
     last: int = 0
     newest: list[Event] = field(default_factory=list)
+    error: QuarryError | None = None
     exists: bool = True
     listeners: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,7 +79,7 @@ class EventFeed:
                             await job.changed.wait()
                     except TimeoutError:
                         yield None
-                    self._check_reader()
+                    self._check(job)
 
     async def newer(self, job_id: str, than: int) -> int:
         """Wait for an event of `job_id` with an id above `than`; return the newest event's id.
@@ -85,11 +89,13 @@ class EventFeed:
         with self._following(job_id) as job:
             while job.exists and job.last <= than and not self._stopping():
                 await job.changed.wait()
-                self._check_reader()
+                self._check(job)
             return job.last
 
-    def _check_reader(self) -> None:
-        """Raise the error that ended the reader, if one did."""
+    def _check(self, job: _Followed) -> None:
+        """Raise the error that ended the reader, if one did, or that of the job's events."""
+        if job.error is not None:
+            raise job.error
         if self._reader is not None and self._reader.done():
             self._reader.result()
 
@@ -121,12 +127,13 @@ class EventFeed:
             for job in self._followed.values():
                 job.wake()
 
-    def _take(self, new: dict[str, list[Event] | None]) -> None:
+    def _take(self, new: dict[str, list[Event] | QuarryError | None]) -> None:
         for job_id, events in new.items():
             job = self._followed.get(job_id)
             if job is not None:
                 job.exists = events is not None
-                if events:
+                job.error = events if isinstance(events, QuarryError) else None
+                if isinstance(events, list) and events:
                     job.newest, job.last = events, events[-1].id
                 job.wake()
 

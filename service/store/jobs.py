@@ -303,17 +303,22 @@ def unknown(job_id: str) -> NotFound:
     return NotFound(f"there is no job {job_id}", field="job_id")
 
 
-def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str, list[Event] | None]:
+def new_events(
+    tx: Transaction, last: Mapping[str, int], limit: int
+) -> dict[str, list[Event] | QuarryError | None]:
     """Return each job's newest events above the number in `last`; None for a job that was deleted.
 
-    Jobs without new events are left out.
+    For a job whose events cannot be read, return that error. Jobs without new events are left out.
     """
     query = select(JOB.c.id, JOB.c.last_event).where(JOB.c.id.in_(last))
     numbers = {job_id: number for job_id, number in tx.connection.execute(query)}
-    new: dict[str, list[Event] | None] = dict.fromkeys(last.keys() - numbers.keys())
+    new: dict[str, list[Event] | QuarryError | None] = dict.fromkeys(last.keys() - numbers.keys())
     for job_id, number in numbers.items():
         if number > last[job_id]:
-            new[job_id] = events(tx, job_id, after=max(last[job_id], number - limit), limit=limit)
+            try:
+                new[job_id] = events(tx, job_id, after=max(last[job_id], number - limit), limit=limit)
+            except QuarryError as error:
+                new[job_id] = error
     return new
 
 

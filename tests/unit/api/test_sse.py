@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from sqlalchemy import Text, cast, update
 
 from schemas.events import Event
 from schemas.job import JobState
@@ -15,9 +16,10 @@ from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.api import sse
 from service.api.sse import EventFeed
-from service.errors import StoreUnavailable
+from service.errors import QuarryError, StoreUnavailable
 from service.settings import Settings
 from service.store import NewJob, Store, deletion, jobs
+from service.store.tables import EVENT
 from tests.support.api import api_settings, job_body, stored
 
 JOB = job_id_from_content("key")
@@ -136,6 +138,28 @@ def test_a_listener_that_falls_behind_hears_everything_all_the_same(store: Store
         return quick + [event.id async for event in fast], late + [event.id async for event in slow]
 
     assert asyncio.run(follow()) == (["1", "2", "3", "4", "5"], ["1", "2", "3", "4", "5"])
+
+
+def test_events_that_cannot_be_read_end_the_listeners_of_their_job_alone(store: Store, settings: Settings):
+    """1. One job is followed, and a unit of another awaited. 2. That one's events turn out to be damaged."""
+    other = job_id_from_content("other")
+    request = ExtractRequest.model_validate(job_body(settings.data_dir))
+    store.write(jobs.submit, NewJob.of(other, "other", request))
+    with store.writing() as tx:
+        tx.connection.execute(update(EVENT).where(EVENT.c.job_id == other).values(entry=cast("{", Text)))
+
+    async def follow() -> list[str | None]:
+        feed = EventFeed(store, lambda: False)
+        heard = []
+        async for event in feed.follow(JOB, JobState.QUEUED, after=0):
+            heard.append(event.id)
+            if len(heard) == 1:
+                with pytest.raises(QuarryError, match=f"of job {other} cannot be read"):
+                    await feed.newer(other, 0)
+                await asyncio.to_thread(store.write, jobs.cancel, JOB)
+        return heard
+
+    assert asyncio.run(follow()) == ["1", "2"]
 
 
 class FailingStore(Store):
