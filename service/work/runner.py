@@ -101,11 +101,13 @@ def one_of_many(what: str, store: Store, job_id: str) -> Iterator[None]:
     """
     with attempt(f"{what} job {job_id}", job=job_id) as end:
         yield
+    if end.error is not None and not isinstance(end.error, STORE_AWAY):
+        problem = end.error.problem()
+        # If it is the job's row or its events that cannot be read, the log alone says so.
+        with attempt(f"noting a problem of job {job_id}", job=job_id) as end, suppress(NotFound):
+            store.write(jobs.note, job_id, problem)  # NotFound: of another database, or deleted
     if isinstance(end.error, STORE_AWAY):
         raise end.error
-    if end.error is not None:
-        with suppress(NotFound):  # of another database, or deleted
-            store.write(jobs.note, job_id, end.error.problem())
 
 
 def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:

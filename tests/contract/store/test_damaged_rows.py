@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from schemas.job import JobState
 from schemas.schedule import NewSchedule, ScheduleView, UnreadableSchedule
 from schemas.webhook import Webhook
 from schemas.worker import WorkerStatus
+from service.control.deletion import run_retention
 from service.errors import QuarryError
+from service.settings import Settings
 from service.store import (
     Lease,
     NewJob,
@@ -36,6 +39,7 @@ from service.store.schedule_tables import SCHEDULE
 from service.store.stopping import stop
 from service.store.tables import CANARY, EVENT, JOB, REJECT, WORKER
 from service.store.transitions import lock_job
+from service.work.keeper import Keeper
 from tests.support.finished_job import a_canary
 from tests.support.store_cases import (
     OWNER,
@@ -184,6 +188,19 @@ def test_a_job_that_cannot_be_read_ends_no_list_of_jobs(store: Store, database: 
     assert damaged.problem is not None and f"of job {FIRST} cannot be read" in damaged.problem.detail
     assert damaged == replace(before[1], problem=damaged.problem, identity=None)
     assert damaged.view().problem == damaged.problem
+
+
+def test_a_job_that_cannot_be_read_keeps_no_other_from_being_deleted_by_its_age(
+    store: Store, database: Store, clock: Clock, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        reach(store, JobState.CANCELLED, number)
+    damage(database, JOB.c.problem, JOB.c.id)
+    clock.advance(2 * DAY_S)
+    settings = Settings(data_dir=tmp_path, keep_jobs_days=1.0)
+    assert not run_retention(store, settings, OWNER, lambda: False, Keeper(store, TTL_S))
+    states = [store.read(jobs.state, job) for job in (FIRST, SECOND)]
+    assert states == [JobState.CANCELLED, JobState.DELETING]
 
 
 @pytest.fixture
