@@ -1,5 +1,6 @@
 """Hosts: folders that hold captured units until they are stored. A lost host's units are captured again."""
 
+import logging
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,8 @@ from service.store.stopping import UNLEASED, stop
 from service.store.tables import HOST, JOB, REJECT, SHARD, TASK, TOKEN_COUNTS, UNIT, UNIT_COMMIT, WORKER
 from service.store.transitions import LockedJob, count, lock_job, record
 from service.store.values import HOME, TaskKind, TaskState
+
+logger = logging.getLogger(__name__)
 
 OVER = frozenset({JobState.COMPLETED, JobState.DELETING})
 """Job states in which nothing is captured again."""
@@ -124,8 +127,8 @@ def forget(tx: Transaction, host_id: str) -> int:
     """Give up what a host holds, so that its units run again elsewhere; return how many.
 
     If the host comes back, it is a host like any other. If it is the data folder's, its place becomes free
-    for another data folder, and jobs that are not pushed end, since their datasets were only there. Raises
-    NotFound.
+    for another data folder, and jobs that are not pushed end, since their datasets were only there. A job
+    that cannot be read keeps what another host than that holds. Raises NotFound.
     """
     check_write(tx)
     lost = number(tx, host_id)
@@ -138,7 +141,14 @@ def forget(tx: Transaction, host_id: str) -> int:
     holds = held.where(is_there_alone).exists()
     in_order = select(JOB.c.id).where(holds, JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
     job_ids = tx.connection.scalars(in_order.with_for_update()).all()
-    locked = [lock_job(tx, job_id) for job_id in job_ids]
+    locked = []
+    for job_id in job_ids:
+        try:
+            locked.append(lock_job(tx, job_id))
+        except (ValueError, LookupError):
+            if lost == HOME:  # its units would be taken for those of the next data folder
+                raise
+            logger.exception("what host %s holds of job %s cannot run again", host_id, job_id)
     counts = sum((_run_again(tx, job, lost) for job in locked), Counter[str]())
     totals.keep(tx, counts)  # locked after the jobs
     if lost == HOME:

@@ -48,6 +48,7 @@ from tests.support.store_cases import (
     Clock,
     a_request,
     capture,
+    commit,
     job_id,
     lease_publish,
     reach,
@@ -201,6 +202,25 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_being_deleted_by_its_age(
     assert not run_retention(store, settings, OWNER, lambda: False, Keeper(store, TTL_S))
     states = [store.read(jobs.state, job) for job in (FIRST, SECOND)]
     assert states == [JobState.CANCELLED, JobState.DELETING]
+
+
+def test_a_job_that_cannot_be_read_keeps_no_other_from_running_again_elsewhere(
+    store: Store, database: Store
+) -> None:
+    """1. A host has captured units of both. 2. It is lost. 3. The damaged row is put right."""
+    store.write(hosts.register, "a" * 32, "home", is_home=True)
+    far = store.write(hosts.register, "b" * 32, "far", is_home=False)
+    for number in (1, 2):
+        start_units(store, 1, number, "org/set")
+        lease = units.lease(store, OWNER, TTL_S, host=far)
+        assert lease is not None
+        commit(store, lease)
+    damage(database, JOB.c.problem, JOB.c.id)
+    assert store.write(hosts.forget, "b" * 32) == 1
+    assert store.read(jobs.job, SECOND).progress.units_done == 0
+    with database.writing() as tx:
+        tx.connection.execute(update(JOB).values(problem=None))
+    assert store.write(hosts.forget, "b" * 32) == 1
 
 
 @pytest.fixture
