@@ -35,12 +35,16 @@ def add(
 
 
 def preview(
-    store: Store, settings: Settings, schedule: NewSchedule, turn: AbstractContextManager[None]
+    store: Store,
+    settings: Settings,
+    schedule: NewSchedule,
+    owner: str | None,
+    turn: AbstractContextManager[None],
 ) -> ScheduleView:
     """Return the schedule as it would be added, without adding it. Raises as `add` does."""
     check(schedule.request, settings, turn, of_schedule=True)
     with store.writing() as tx:
-        view = schedules.add(tx, schedule)
+        view = schedules.add(tx, schedule, owner)
         tx.connection.rollback()
     return view
 

@@ -107,10 +107,11 @@ async def add_schedule(
     turn = budget.checking(asks.owner)
     if query.preview:
         response.status_code = 200
-        make = partial(scheduling.preview, store, settings, body, turn)
+        made = scheduling.preview
     else:
         response.headers["Location"] = f"/schedules/{body.name}"
-        make = partial(scheduling.add, store, settings, body, asks.owner, turn)
+        made = scheduling.add
+    make = partial(made, store, settings, body, asks.owner, turn)
     async with budget.turn(asks.owner, Turn.SUBMISSION):
         return await to_thread.run_sync(make, limiter=request.app.state.submit_threads)
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from schemas.schedule import RunOutcome
-from service.store import Store, jobs
+from service.store import Store, jobs, schedules
 from tests.contract.http.keys.conftest import ADMIN, add, add_nightly, bearer, roots
 from tests.support.api import complete, job_body, problem_of
 
@@ -79,6 +80,18 @@ def test_a_key_bounds_the_priority_of_what_its_schedules_make(api: httpx2.Client
         add_nightly(api, model, headers, f"nightly{most}")
         made = api.post(f"/schedules/nightly{most}/run", headers=headers).json()["job_id"]
         assert api.get(f"/jobs/{made}", headers=headers).json()["priority"] == priority
+
+
+def test_a_preview_shows_the_schedule_as_its_owner_would_make_it(
+    api: httpx2.Client, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, headers = add(api, **roots(model))
+    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
+    body = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source=source)}
+    path = "/schedules?preview=true"
+    assert api.post(path, json=body, headers=headers).json()["owner"] == "team-a"
+    monkeypatch.setattr(schedules, "MAX_OF_OWNER", 0)
+    problem_of(api.post(path, json=body, headers=headers), 429)
 
 
 def test_a_slot_counts_as_a_job_of_its_owner(api: httpx2.Client, store: Store, model: Path) -> None:
