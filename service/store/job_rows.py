@@ -1,4 +1,4 @@
-"""Reads what is stored of jobs; what cannot be read is refused by the name of its job."""
+"""Reads what is stored of jobs and keys; what cannot be read is refused by the id of its job or key."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,23 +12,23 @@ from service.errors import QuarryError
 from service.store.database import Transaction
 
 
-def rows_of(tx: Transaction, query: Select[Any], job_id: Column[str]) -> Sequence[Row[Any]]:
-    """Return the rows that a query finds; `job_id` is the column that names a row's job.
+def rows_of(tx: Transaction, query: Select[Any], of_id: Column[str], what: str = "job") -> Sequence[Row[Any]]:
+    """Return the rows that a query finds; `of_id` is the column that names a row's job, or `what` it is of.
 
     Raises QuarryError if one of them is damaged.
     """
     try:
         return tx.connection.execute(query).all()
     except ValidationError:
-        for name in tx.connection.scalars(query.with_only_columns(job_id)).all():
+        for name in tx.connection.scalars(query.with_only_columns(of_id)).all():
             try:
-                tx.connection.execute(query.where(job_id == name)).all()
+                tx.connection.execute(query.where(of_id == name)).all()
             except ValidationError as error:
-                raise _unreadable(name, error) from error
+                raise _unreadable(what, name, error) from error
         raise  # it was deleted, or put right, meanwhile
 
 
-def _unreadable(name: str, error: ValidationError) -> QuarryError:
-    detail = f"what is stored of job {name} cannot be read: {first_fault(error)}"
+def _unreadable(what: str, name: str, error: ValidationError) -> QuarryError:
+    detail = f"what is stored of {what} {name} cannot be read: {first_fault(error)}"
     cure = "restore a backup of the database, or run the version of Quarry that wrote it"
-    return QuarryError(detail, field="job_id", cure=cure)
+    return QuarryError(detail, field=f"{what}_id", cure=cure)

@@ -1,16 +1,16 @@
 """API keys: made, found, listed and revoked; and what an owner's keys allow together."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, or_, select, update
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import ColumnElement, Select, func, insert, or_, select, update
+from sqlalchemy.engine import Row, RowMapping
 
 from schemas.job import ENDED_JOB_STATES
 from schemas.keys import Grants, KeyView, NewKey, Scope
-from service.errors import KeyRefused, NotFound, QuotaExceeded
+from service.errors import KeyRefused, NotFound, QuarryError, QuotaExceeded
 from service.store.database import Transaction
+from service.store.job_rows import rows_of
 from service.store.migration import check_write
 from service.store.tables import API_KEY, JOB
 
@@ -32,7 +32,7 @@ def add(tx: Transaction, key_id: str, sha256: str, new: NewKey) -> KeyView:
 def every(tx: Transaction) -> list[KeyView]:
     """Return all keys, oldest first."""
     query = select(API_KEY).order_by(API_KEY.c.created_at, API_KEY.c.id)
-    return [_view(row) for row in tx.connection.execute(query).mappings()]
+    return [_view(row._mapping) for row in _rows(tx, query)]
 
 
 def exists(tx: Transaction) -> bool:
@@ -43,8 +43,7 @@ def exists(tx: Transaction) -> bool:
 def active(tx: Transaction, key_id: str) -> tuple[KeyView, str] | None:
     """Return a key that is neither revoked nor expired, and the digest of its secret."""
     query = select(API_KEY).where(API_KEY.c.id == key_id, _is_active(tx))
-    row = tx.connection.execute(query).mappings().one_or_none()
-    return None if row is None else (_view(row), row["sha256"])
+    return next(((_view(row._mapping), row.sha256) for row in _rows(tx, query)), None)
 
 
 def revoke(tx: Transaction, key_id: str) -> KeyView:
@@ -73,9 +72,16 @@ def granted(tx: Transaction, owner: str | None) -> Grants | None:
 
 
 def limited_owners(tx: Transaction) -> set[str]:
-    """Return the owners whose bytes are limited."""
-    of_owners = _that_count(tx).items()
-    return {name for name, all_grants in of_owners if any(one.max_bytes is not None for one in all_grants)}
+    """Return the owners of keys for whom `is_limited` is true."""
+    return {owner for owner in tx.connection.scalars(select(API_KEY.c.name)).all() if is_limited(tx, owner)}
+
+
+def is_limited(tx: Transaction, owner: str) -> bool:
+    """Return whether an owner's bytes are limited, or may be: one of the owner's keys cannot be read."""
+    try:
+        return any(grants.max_bytes is not None for grants in _that_count(tx, owner))
+    except QuarryError:
+        return True
 
 
 def usual_priority(tx: Transaction, owner: str | None) -> int:
@@ -115,8 +121,7 @@ def check_bytes(tx: Transaction, owner: str | None, waiting_bytes: int = 0) -> N
         return
     kept = func.coalesce(func.sum(JOB.c.bytes_written - JOB.c.bytes_gone + JOB.c.request_bytes), 0)
     num_bytes = waiting_bytes + (tx.connection.scalar(select(kept).where(JOB.c.owner == owner)) or 0)
-    all_grants = _that_count(tx, owner).get(owner, ())
-    _check(owner, all_grants, "max_bytes", num_bytes, "delete jobs with their datasets")
+    _check(owner, _that_count(tx, owner), "max_bytes", num_bytes, "delete jobs with their datasets")
 
 
 def _check(owner: str, all_grants: Sequence[Grants], name: str, used: int, cure: str) -> None:
@@ -128,24 +133,19 @@ def _check(owner: str, all_grants: Sequence[Grants], name: str, used: int, cure:
 
 def _of_owner(tx: Transaction, owner: str, *, lock: bool = False) -> Sequence[Grants]:
     query = select(API_KEY.c.grants).where(API_KEY.c.name == owner, _is_active(tx))
-    return tx.connection.scalars(query.with_for_update() if lock else query).all()
+    # A worker's role may not read the ids of keys.
+    rows = rows_of(tx, query.with_for_update() if lock else query, API_KEY.c.name, "key")
+    return [row.grants for row in rows]
 
 
-def _that_count(tx: Transaction, owner: str | None = None) -> dict[str, list[Grants]]:
-    """Return by owner the grants of the valid keys, or if there are none, of the last that was valid."""
+def _that_count(tx: Transaction, owner: str) -> list[Grants]:
+    """Return the grants of an owner's valid keys, or if there are none, of the last that was valid."""
     # A worker's role may read no other columns.
-    query = select(API_KEY.c.name, API_KEY.c.grants, API_KEY.c.expires_at, API_KEY.c.revoked_at)
-    if owner is not None:
-        query = query.where(API_KEY.c.name == owner)
-    by_owner: defaultdict[str, list[tuple[datetime, Grants]]] = defaultdict(list)
-    for name, grants, *ends in tx.connection.execute(query):
-        valid_until = min([tx.now, *(at for at in ends if at is not None)])
-        by_owner[name].append((valid_until, grants))
-    last = {name: max(until for until, _ in all_keys) for name, all_keys in by_owner.items()}
-    return {
-        name: [grants for until, grants in all_keys if until == last[name]]
-        for name, all_keys in by_owner.items()
-    }
+    query = select(API_KEY.c.grants, API_KEY.c.expires_at, API_KEY.c.revoked_at)
+    rows = rows_of(tx, query.where(API_KEY.c.name == owner), API_KEY.c.name, "key")
+    valid_until = [min(filter(None, (tx.now, row.expires_at, row.revoked_at))) for row in rows]
+    last = max(valid_until, default=None)
+    return [row.grants for row, until in zip(rows, valid_until, strict=True) if until == last]
 
 
 def _is_active(tx: Transaction) -> ColumnElement[bool]:
@@ -154,10 +154,15 @@ def _is_active(tx: Transaction) -> ColumnElement[bool]:
 
 
 def _one(tx: Transaction, key_id: str) -> KeyView:
-    row = tx.connection.execute(select(API_KEY).where(API_KEY.c.id == key_id)).mappings().one_or_none()
+    row = next(iter(_rows(tx, select(API_KEY).where(API_KEY.c.id == key_id))), None)
     if row is None:
         raise NotFound(f"there is no key {key_id!r}", field="key_id", cure="GET /keys lists the keys")
-    return _view(row)
+    return _view(row._mapping)
+
+
+def _rows(tx: Transaction, query: Select[Any]) -> Sequence[Row[Any]]:
+    """Return the keys that a query finds. Raises QuarryError, which names one that is damaged."""
+    return rows_of(tx, query, API_KEY.c.id, "key")
 
 
 def _view(row: RowMapping) -> KeyView:

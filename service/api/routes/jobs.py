@@ -136,7 +136,7 @@ def delete(
 
     An owner with a byte limit must delete the dataset as well, since it would no longer be counted.
     """
-    if query.dataset == "keep" and asks.owner in store.read(keys.limited_owners):
+    if query.dataset == "keep" and asks.owner is not None and store.read(keys.is_limited, asks.owner):
         cure = "delete it with dataset=delete"
         detail = "an owner of a key with max_bytes cannot keep the dataset"
         raise CallerRefused(detail, field="dataset", cure=cure)

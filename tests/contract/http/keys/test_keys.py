@@ -8,13 +8,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Text, cast, text, update
 
 from schemas.keys import Grants, Scope
 from service.control.keys import check_bind
 from service.errors import OptionRefused
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, keys
+from service.store.tables import API_KEY
 from tests.contract.http.keys.conftest import ADMIN, EVERY, add, add_nightly, bearer, roots
 from tests.support.api import UNKNOWN, api_settings, job_body, problem_of, serving, small_target, stored
 from tests.support.store_cases import lease_plan
@@ -264,3 +265,20 @@ def test_beyond_the_loopback_nothing_is_served_without_a_key(tmp_path: Path, hos
         check_bind(store, settings.model_copy(update={"host": "127.0.0.1"}))
     with serving(settings, bind="127.0.0.1") as api:
         problem_of(api.get("/jobs", headers={"Host": "localhost"}), 401)
+
+
+def test_a_key_that_cannot_be_read_is_named_and_keeps_no_other_owner_from_deleting(
+    api: httpx2.Client, store: Store, model: Path
+) -> None:
+    """As after a return from a version whose keys grant more."""
+    (_, mine), (damaged, others) = add(api, **roots(model)), add(api, "team-b")
+    job = api.post("/extract", json=job_body(model), headers=mine).json()["id"]
+    api.post(f"/jobs/{job}/cancel", headers=mine)
+    with store.writing() as tx:
+        of_key = update(API_KEY).where(API_KEY.c.id == damaged)
+        tx.connection.execute(of_key.values(grants=cast('{"scopes": ["metrics"], "more": 1}', Text)))
+    for path, headers in ("/keys", bearer(ADMIN)), ("/jobs", others):
+        problem = problem_of(api.get(path, headers=headers), 500)
+        assert f"of key {damaged} cannot be read: more: Extra inputs" in problem.detail
+    assert store.read(keys.limited_owners) == {"team-b"}, "it may be"
+    assert api.delete(f"/jobs/{job}", headers=mine).status_code == 204
