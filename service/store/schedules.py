@@ -100,8 +100,9 @@ def change(
     """Replace a schedule's rules by `changed(rules)`, and its `request`; pause or unpause it if given.
 
     Changed times apply from now on; slots already due are first decided by the old rules, or missed if the
-    schedule is being paused. `refusal` is that of `advance`. Raises NotFound; Conflict if only one of the two
-    requests reads posted samples, which wait for its jobs; and what `changed` raises.
+    schedule is being paused, as is one that waits for a job's end. `refusal` is that of `advance`. Raises
+    NotFound; Conflict if only one of the two requests reads posted samples, which wait for its jobs; and what
+    `changed` raises.
     """
     schedule = _lock(tx, which)
     rules, paused = changed(schedule.rules), schedule.paused if paused is None else paused
@@ -109,11 +110,14 @@ def change(
     if paused != schedule.paused or rules.times() != schedule.rules.times():
         while not paused and advance(tx, schedule.name, refusal):
             schedule = _lock(tx, which)
-        slot = schedule.next_slot
-        if slot is not None and slot <= tx.now and not schedule.paused:
-            runs.record(
-                tx, schedule.number, slot, RunOutcome.MISSED, "the schedule was changed before it ran"
-            )
+        missed = [] if schedule.paused else [schedule.next_slot]
+        if paused != schedule.paused:
+            missed.append(schedule.waiting_slot)  # otherwise it would run once the pause ends
+            values["waiting_slot"] = None
+        for slot in missed:
+            if slot is not None and slot <= tx.now:
+                detail = "the schedule was changed before it ran"
+                runs.record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
         values["next_slot"] = rules.first_after(tx.now)
     _update(tx, schedule.number, **values)
     if request is not None:

@@ -38,6 +38,23 @@ def test_a_pause_misses_nothing_and_runs_nothing(store: Store, clock: Clock) -> 
     assert outcomes(store) == [(at(13), RunOutcome.SUBMITTED)]
 
 
+def test_a_slot_that_waits_is_missed_by_a_pause_and_comes_at_no_later_time(
+    store: Store, clock: Clock
+) -> None:
+    """1. The job of nine goes on, so ten waits. 2. A pause. 3. The job ends. 4. The pause ends."""
+    store.write(schedules.add, schedule(overlap="queue"))
+    for _ in range(2):
+        clock.advance(HOUR_S)
+        look(store)
+    assert store.read(schedules.schedule_view, "hourly").waiting_slot == at(10)
+    assert change(store, paused=True).waiting_slot is None
+    end_jobs(store)
+    clock.advance(HOUR_S / 2)
+    change(store, paused=False)
+    look(store)
+    assert outcomes(store) == [(at(9), RunOutcome.SUBMITTED), (at(10), RunOutcome.MISSED)]
+
+
 def test_other_times_count_from_now(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule())
     clock.advance(HOUR_S / 2)
