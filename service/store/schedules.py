@@ -374,7 +374,8 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
     if row["paused"]:
         state = ScheduleState.PAUSED
     else:
-        state = ScheduleState.ACTIVE if next_slots or row["next_slot"] else ScheduleState.ENDED
+        is_over = not (next_slots or row["next_slot"] or row["waiting_slot"])
+        state = ScheduleState.ENDED if is_over else ScheduleState.ACTIVE
     return ScheduleView(
         **rules.model_dump(),
         **{name: row[name] for name in ("name", "owner", "waiting_slot", "created_at")},

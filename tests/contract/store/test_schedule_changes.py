@@ -55,6 +55,19 @@ def test_a_slot_that_waits_is_missed_by_a_pause_and_comes_at_no_later_time(
     assert outcomes(store) == [(at(9), RunOutcome.SUBMITTED), (at(10), RunOutcome.MISSED)]
 
 
+def test_a_schedule_whose_last_slot_waits_has_not_ended(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule(overlap="queue", ends_at=at(10)))
+    for _ in range(2):
+        clock.advance(HOUR_S)
+        look(store)
+    view = store.read(schedules.schedule_view, "hourly")
+    assert (view.state, view.waiting_slot, view.next_slots) == (ScheduleState.ACTIVE, at(10), ())
+    end_jobs(store)
+    look(store)
+    assert submitted(store) == [at(9), at(10)]
+    assert store.read(schedules.schedule_view, "hourly").state is ScheduleState.ENDED
+
+
 def test_other_times_count_from_now(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule())
     clock.advance(HOUR_S / 2)
