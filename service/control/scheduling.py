@@ -94,10 +94,9 @@ def post_samples(store: Store, settings: Settings, schedule: int, samples: Check
 def remove(store: Store, settings: Settings, which: Which) -> None:
     """Delete a schedule and the samples that wait for its next job; its jobs stay.
 
-    Raises NotFound, WriteFailed.
+    Samples that cannot be removed now are tried again by the sweeper. Raises NotFound, WriteFailed.
     """
-    store.write(schedules.remove, which)
-    posted.remove_gone(store, settings)
+    posted.remove_spool(settings, store.write(schedules.remove, which))
 
 
 def run_now(store: Store, settings: Settings, which: Which) -> RunView:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from schemas.dataset.seal import fsync, make_folder, sealing
 from schemas.names import frozen_source_path, passed_on_path, posted_path
-from service.errors import writing
+from service.errors import WriteFailed, removing, writing
 from service.settings import Settings
 from service.store import Store, spools
 
@@ -93,12 +93,23 @@ def give_back(store: Store, settings: Settings, job_id: str) -> None:
 
 
 def remove_gone(store: Store, settings: Settings) -> None:
-    """Remove the spools of this database's deleted schedules. Raises WriteFailed."""
+    """Remove the spools of this database's deleted schedules. Raises WriteFailed once all were tried."""
     spooled = {folder.name for folder in settings.spool_root.glob("*")}
+    failed: WriteFailed | None = None
     for number in store.read(spools.deleted):
         if str(number) in spooled:
-            with writing("the posted samples"), suppress(FileNotFoundError):
-                shutil.rmtree(settings.spool(number))
+            try:
+                remove_spool(settings, number)
+            except WriteFailed as error:
+                failed = error
+    if failed is not None:
+        raise failed
+
+
+def remove_spool(settings: Settings, spool: int) -> None:
+    """Remove what waits in the spool of a deleted schedule. Raises WriteFailed."""
+    with removing(), suppress(FileNotFoundError):
+        shutil.rmtree(settings.spool(spool))
 
 
 def _pass_on(file: Path, taken: Path, kept: Path) -> None:

@@ -151,13 +151,13 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
         runs.record(tx, row.number, row.slot, RunOutcome.REFUSED, detail)
 
 
-def remove(tx: Transaction, which: Which) -> None:
-    """Delete a schedule and the records of its slots and samples. Raises NotFound.
+def remove(tx: Transaction, which: Which) -> int:
+    """Delete a schedule and the records of its slots and samples; return its number. Raises NotFound.
 
     Its jobs stay, and continue if their samples were already chosen. Its rules are not read: one whose rules
     are damaged can be deleted.
     """
-    number = row_of(tx, select(SCHEDULE.c.number).with_for_update(), which)["number"]
+    number: int = row_of(tx, select(SCHEDULE.c.number).with_for_update(), which)["number"]
     check_behind_lock(tx)
     # Locked: a concurrent commit either comes first, and what it adds is deleted, or sees no schedule.
     of_it = or_(JOB.c.schedule == number, JOB.c.spool == number)
@@ -169,6 +169,7 @@ def remove(tx: Transaction, which: Which) -> None:
     long_gone = DELETED_SCHEDULE.c.deleted_at <= tx.now - TOMBSTONE
     tx.connection.execute(delete(DELETED_SCHEDULE).where(long_gone))
     tx.connection.execute(insert(DELETED_SCHEDULE).values(number=number, deleted_at=tx.now))
+    return number
 
 
 def due(tx: Transaction) -> list[str]:

@@ -1,6 +1,8 @@
 """Samples that are posted to a schedule wait on disk for its next job, and are written once."""
 
+import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from schemas.source import Sample
 from service.control import scheduling
 from service.control.request_body import CheckedRequest, CheckedSamples
 from service.control.submit import submit
-from service.errors import Conflict, NotFound, SourceRefused
+from service.errors import Conflict, NotFound, SourceRefused, WriteFailed
 from service.store import schedules
 from tests.support.nights import NAME, Nights, names, row
 from tests.support.roles import sweep
@@ -86,6 +88,37 @@ def test_a_deleted_schedules_posts_go_with_it(nights: Nights) -> None:
     (file,) = nights.waiting()
     scheduling.remove(nights.store, nights.shop.settings, NAME)
     assert not file.parent.exists()
+
+
+def test_posts_that_cannot_be_removed_concern_their_schedule_alone(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Those of two schedules cannot be removed. 2. Those of a third are. 3. A sweep removes the rest."""
+    store, settings, remove = nights.store, nights.shop.settings, shutil.rmtree
+    kept: list[Path] = []
+
+    def refusing(folder: Path) -> None:
+        if folder in kept:
+            raise PermissionError(errno.EACCES, "no right", str(folder))
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", refusing)
+    for number in range(3):
+        if number:
+            nights.add()
+        nights.post(number)
+        (file,) = nights.waiting()
+        if number < 2:
+            kept.append(file.parent)
+            with pytest.raises(WriteFailed, match=str(file.parent)):
+                scheduling.remove(store, settings, NAME)
+        else:
+            scheduling.remove(store, settings, NAME)
+        assert file.parent.exists() == (number < 2)
+    for left in 1, 0:
+        del kept[left]
+        sweep(store, settings)
+        assert len(list(settings.spool_root.iterdir())) == left
 
 
 @pytest.mark.parametrize("samples", ["new", "all"])

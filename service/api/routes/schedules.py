@@ -168,7 +168,7 @@ async def change_schedule(
         return await to_thread.run_sync(make, limiter=request.app.state.submit_threads)
 
 
-@router.delete("/{name}", status_code=204, dependencies=NO_QUERY, responses=problem_responses(404, 422))
+@router.delete("/{name}", status_code=204, dependencies=NO_QUERY, responses=problem_responses(404, 422, 503))
 def delete_schedule(number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf) -> None:
     """Delete a schedule and the samples posted for its next job; its jobs stay."""
     scheduling.remove(store, settings, number)
