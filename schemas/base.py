@@ -94,6 +94,13 @@ class OpenEnum(StrEnum):
         except ValidationError:
             if info.context is not _OF_ANOTHER_VERSION or not isinstance(name, str):
                 raise
+        return cls.kept(name)
+
+    @classmethod
+    def kept(cls, name: str) -> Self:
+        """Return the member with a name, or what stands for one that this version does not know."""
+        if name in cls._value2member_map_:
+            return cls(name)
         kept = str.__new__(cls, name)
         kept._name_ = kept._value_ = name
         return kept

@@ -123,7 +123,7 @@ class JobRow:
         """Return the API's view of this job."""
         made: dict[str, Any] = {
             "identity_sha256": self.identity.sha256() if self.identity else None,
-            "source_kind": SourceKind(self.source_kind),
+            "source_kind": SourceKind.kept(self.source_kind),
         }
         same = {name: getattr(self, name) for name in JobSummary.model_fields if name not in made}
         return JobSummary(**made, **same)

@@ -155,6 +155,16 @@ def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, da
     assert store.read(canaries.report, "key") == a_canary()
 
 
+def test_a_job_whose_kind_of_source_only_a_later_version_knows_is_shown(
+    store: Store, database: Store
+) -> None:
+    submit(store)
+    with database.writing() as tx:
+        tx.connection.execute(update(JOB).values(source_kind="later"))
+    (listed,), _ = store.read(jobs.page)
+    assert '"source_kind":"later"' in listed.view().model_dump_json()
+
+
 @pytest.mark.parametrize(
     ("column", "reads"),
     [
