@@ -21,7 +21,10 @@ MAX_TABLE_BYTES = 2**24
 
 
 class JobEntry(Wire):
-    """A job of a repository. `rejects` counts the rejected samples by reason."""
+    """A job of a repository. `rejects` counts the rejected samples by reason.
+
+    `config_name` is the configuration that its request names, or the one in which a push found or put it.
+    """
 
     provenance: Provenance
     config_name: str

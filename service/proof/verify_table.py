@@ -42,9 +42,11 @@ def table_faults(files: Files, told: Mapping[str, JobEntry], begun_at: Collectio
         yield from (
             f"does not list {path} as it is there" for path in sorted(told.keys() - rows.keys() - stale)
         )
+    # A push may have put a job into another configuration than its request names.
+    names = [name for name in JobEntry.model_fields if name != "config_name"]
     for path, row in rows.items():
         # By what is written of them: one that is not a number differs from itself.
-        names, right = JobEntry.model_fields, told[path]
+        right = told[path]
         wrong = [name for name in names if repr(getattr(row, name)) != repr(getattr(right, name))]
         if wrong:
             yield f"says other things of {path} than it does itself: {', '.join(wrong)}"

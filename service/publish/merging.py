@@ -14,7 +14,7 @@ from schemas.dataset.entries import ShardEntry
 from schemas.dataset.jobs_table import JobEntry, JobsTable, table_of
 from schemas.names import CARD_PATH, JOBS_PATH
 from service.errors import OptionRefused
-from service.publish.card import Job, grouped, render_card
+from service.publish.card import Job, grouped, render_card, states_config
 
 
 class _Shards(BaseModel):
@@ -59,8 +59,20 @@ def merge(
             raise refused(JOBS_PATH, f"does not list {path} as it is there")
     others = list(rows.values())
     if isinstance(job, JobEntry):
-        jobs = [*others, job]
+        jobs = _placed([*others, job], config, existing)
         return {CARD_PATH: render_card(jobs, config, existing).encode(), JOBS_PATH: table_of(jobs).encode()}
     beside: list[Job] = [*others, job]
     grouped(beside, config, existing)
     return {}
+
+
+def _placed(jobs: Sequence[JobEntry], config: Mapping[str, str], existing: str | None) -> list[JobEntry]:
+    """Return the rows with the configurations that the card gives them: without a card, the rows decide.
+
+    Only the card had them where a push chose another one than the job's request names.
+    """
+    return [
+        row if states_config(row.config_name) == name else row.model_copy(update={"config_name": name})
+        for name, group in grouped(jobs, config, existing).items()
+        for row in group
+    ]

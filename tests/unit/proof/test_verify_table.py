@@ -27,8 +27,10 @@ def make_stale(rows: list[dict[str, Any]]) -> None:
     rows[0]["manifest"]["sha256"], rows[0]["manifest_git_oid"] = "0" * 64, "0" * 40
 
 
-def test_a_right_table_is_no_fault(dataset: Dataset) -> None:
-    write_table(dataset.folder)
+@pytest.mark.parametrize("change", [lambda rows: None, lambda rows: rows[0].update(config_name="early")])
+def test_a_right_table_is_no_fault(dataset: Dataset, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """A push may have chosen another configuration than the one that the manifest's request names."""
+    write_table(dataset.folder, change)
     assert dataset.verify(model_folder=None).ok
 
 
