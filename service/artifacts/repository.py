@@ -1,7 +1,7 @@
 """Write access to one dataset repository on the Hub, through a handful of methods.
 
-Each answers or raises one of two errors: `HubDenied` waits for a person, `Passing` may be tried again. Who
-tries again:
+Each answers or raises one of two errors: `HubDenied` waits for a person, `Passing` may be tried again. If
+a commit is gone, it is `HubUnavailable`: the whole push begins again. Who tries again:
 
     verb                        the client itself            ours
     check_right, ensure, head,  never                        here, bounded by `Patience`
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import RemoteEntryNotFoundError
+from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
 
@@ -232,6 +232,12 @@ class Repository:
         with calling_hub(f"{self.target.repo_id} ({doing})", self._denied, FIELD):
             try:
                 yield
+            except RevisionNotFoundError:
+                # The branch or a commit that the Hub has just named: a person rewrote the history. To ask for
+                # the same again is useless; whoever runs the caller again begins with the branch as it is.
+                repo_id = self.target.repo_id
+                detail = f"{repo_id} no longer has the branch or commit that it had just now ({doing})"
+                raise HubUnavailable(detail, field=FIELD) from None
             except (ValueError, KeyError) as error:
                 # The client raises these for an answer that it cannot parse.
                 raise ConnectionError from error

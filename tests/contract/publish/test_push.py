@@ -180,6 +180,23 @@ def test_a_token_revoked_in_the_middle_is_denied_and_a_new_one_continues(desk: D
     assert desk.pushed() == etags(desk.dataset)
 
 
+def test_a_history_that_is_rewritten_in_the_middle_is_no_missing_right_and_the_next_push_goes_on(
+    desk: Desk,
+) -> None:
+    """1. We read the branch. 2. A person squashes its history: our head is gone. 3. The push runs again."""
+    desk.hub.add_repo(REPO, private=True)
+
+    def squash() -> None:
+        last = desk.repo.commits.pop()
+        desk.repo.add("squashed", last.tree)
+
+    desk.hub.meanwhile("paths_info", squash)
+    answer = desk.push()
+    assert (answer["error"], answer["waits"]) == ("HubUnavailable", [])
+    assert desk.push()["commit"] == desk.repo.head.oid
+    assert desk.pushed() == etags(desk.dataset)
+
+
 def test_an_upload_refused_by_the_storage_alone_is_told_from_a_missing_right(desk: Desk) -> None:
     upload = MODE_ENDPOINTS[desk.mode][0]
     desk.hub.add_token("hf_shrinks", Token("me", orgs={"org": "write"}))
