@@ -157,6 +157,8 @@ class Repository:
                         **self._where, filename=path, revision=revision, local_dir=folder
                     )
                 except RemoteEntryNotFoundError:
+                    if path in self.find([path], revision):  # not removed meanwhile: a push would replace it
+                        raise Passing(f"the Hub does not find {path}, which its tree has") from None
                     return None
                 return Path(local).read_bytes()
 

@@ -119,6 +119,14 @@ def test_what_a_person_wrote_into_the_card_is_kept(desk: Desk) -> None:
     assert JOB in card_now
 
 
+def test_a_card_that_the_hub_lists_and_does_not_find_is_asked_for_again(desk: Desk) -> None:
+    """It was taken for none, and what a person wrote into it was gone."""
+    desk.hub.add_repo(REPO, {"README.md": b"Read this first.\n"}, private=True)
+    desk.hub.fail("resolve", Fault(status=404, headers={"X-Error-Code": "EntryNotFound"}))
+    assert len(desk.push()["waits"]) == 1
+    assert "Read this first." in card_of(desk.repo)
+
+
 def test_states_of_another_model_are_refused_before_a_byte_is_sent(desk: Desk, tmp_path: Path) -> None:
     desk.push()
     a_dataset(tmp_path / "other", OTHER_JOB, final_norm=OTHER_NORM)
