@@ -86,8 +86,7 @@ def post_samples(store: Store, settings: Settings, schedule: int, samples: Check
         raise Conflict(f"the jobs of schedule {name} read a {source.kind} source", field="name", cure=cure)
     check_room(settings)
     if owner is not None:
-        folders = [settings.spool(number) for number in store.read(spools.of_owner, owner)]
-        store.read(keys.check_bytes, owner, sum(map(posted.waiting_bytes, folders)))
+        store.read(keys.check_bytes, owner, posted.bytes_of(store, settings, owner))
     posted.keep(settings, schedule, samples.lines)
 
 

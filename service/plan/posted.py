@@ -31,13 +31,16 @@ def keep(settings: Settings, spool: int, lines: bytes) -> None:
         temporary.write_bytes(lines)
 
 
-def waiting_bytes(spool: Path) -> int:
-    """Return the bytes of the samples that wait in a spool."""
-    waiting = 0
-    for file in spool.glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # a planner has just taken it
-            waiting += file.stat().st_size
-    return waiting
+def bytes_of(store: Store, settings: Settings, owner: str) -> int:
+    """Return the bytes of an owner's posted samples: in spools, and with the jobs that took them."""
+    folders = [settings.spool(number) for number in store.read(spools.of_owner, owner)]
+    for job_id in store.read(spools.takers, owner):
+        folders += [settings.work_root / path(job_id) for path in (posted_path, passed_on_path)]
+    num_bytes = 0
+    for file in (file for folder in folders for file in folder.glob(f"*{SUFFIX}")):
+        with suppress(FileNotFoundError):  # it has just been taken, or removed
+            num_bytes += file.stat().st_size
+    return num_bytes
 
 
 def take(

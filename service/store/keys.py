@@ -112,7 +112,7 @@ def check_quota(tx: Transaction, owner: str | None) -> None:
     check_bytes(tx, owner)
 
 
-def check_bytes(tx: Transaction, owner: str | None, waiting_bytes: int = 0) -> None:
+def check_bytes(tx: Transaction, owner: str | None, posted_bytes: int = 0) -> None:
     """Return only if an owner may have more bytes here: of requests, existing shards and posted samples.
 
     The limits hold on when the last key has ended, since what is planned continues. Raises QuotaExceeded.
@@ -120,7 +120,7 @@ def check_bytes(tx: Transaction, owner: str | None, waiting_bytes: int = 0) -> N
     if owner is None:
         return
     kept = func.coalesce(func.sum(JOB.c.bytes_written - JOB.c.bytes_gone + JOB.c.request_bytes), 0)
-    num_bytes = waiting_bytes + (tx.connection.scalar(select(kept).where(JOB.c.owner == owner)) or 0)
+    num_bytes = posted_bytes + (tx.connection.scalar(select(kept).where(JOB.c.owner == owner)) or 0)
     _check(owner, _that_count(tx, owner), "max_bytes", num_bytes, "delete jobs with their datasets")
 
 

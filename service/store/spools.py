@@ -7,7 +7,7 @@ from sqlalchemy import and_, exists, func, or_, select
 from schemas.job import STOPPED_JOB_STATES, JobState
 from schemas.request import ExtractRequest
 from schemas.schedule import RunOutcome
-from schemas.source import Source
+from schemas.source import Source, SourceKind
 from service.errors import NotFound
 from service.store import tasks, units
 from service.store.database import Transaction
@@ -24,6 +24,12 @@ def deleted(tx: Transaction) -> set[int]:
 def of_owner(tx: Transaction, owner: str) -> list[int]:
     """Return the numbers of an owner's schedules."""
     return list(tx.connection.scalars(select(SCHEDULE.c.number).where(SCHEDULE.c.owner == owner)))
+
+
+def takers(tx: Transaction, owner: str) -> list[str]:
+    """Return an owner's jobs that may hold samples that they took: once one is complete, they are removed."""
+    posted = JOB.c.source_kind == SourceKind.POSTED, JOB.c.state != JobState.COMPLETED
+    return list(tx.connection.scalars(select(JOB.c.id).where(JOB.c.owner == owner, *posted)))
 
 
 def source_of(tx: Transaction, number: int) -> tuple[str, str | None, Source]:

@@ -5,7 +5,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from schemas.dataset.seal import make_folder
+from schemas.names import posted_path
 from schemas.schedule import RunOutcome
+from service.plan.posted import take
+from service.settings import Settings
 from service.store import Store, jobs, schedules
 from tests.contract.http.keys.conftest import ADMIN, add, add_nightly, bearer, roots
 from tests.support.api import complete, job_body, problem_of
@@ -60,6 +64,29 @@ def test_posted_samples_and_requests_of_jobs_that_have_ended_count_as_bytes(
         for n in range(5)
     ]
     assert posts == [202, 202, 202, 429, 429], "each takes half of it"
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_posted_samples_that_a_stopped_job_took_still_count_as_bytes(
+    api: httpx2.Client, store: Store, settings: Settings, model: Path, is_deleted: bool
+) -> None:
+    _, headers = add(api, **roots(model), max_bytes=2000)
+
+    def post(text: str) -> int:
+        body = {"samples": [{"text": text}]}
+        return api.post("/schedules/nightly/samples", json=body, headers=headers).status_code
+
+    add_nightly(api, model, headers, posted=True)
+    assert post("a" * 2000) == 202
+    job_id = api.post("/schedules/nightly/run", headers=headers).json()["job_id"]
+    number, _ = store.read(schedules.numbered, "nightly")
+    make_folder(settings.work_root / posted_path(job_id))
+    take(settings, number, job_id, {}, lambda: None)
+    store.write(jobs.cancel, job_id)
+    if is_deleted:
+        api.delete("/schedules/nightly", headers=headers).raise_for_status()
+        add_nightly(api, model, headers, posted=True)
+    assert post("b") == 429
 
 
 def test_a_key_bounds_the_priority_of_its_jobs(api: httpx2.Client, model: Path) -> None:
