@@ -26,7 +26,7 @@ from service.api.auth import caller
 from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.extract import body_of
-from service.api.routes.options import NO_QUERY
+from service.api.routes.options import NO_OPTIONS, NO_QUERY
 from service.api.routes.resources import (
     BudgetOf,
     CallerOf,
@@ -193,7 +193,10 @@ def post_samples(
 
 
 @router.post(
-    "/{name}/run", status_code=202, dependencies=NO_QUERY, responses=problem_responses(404, 409, 422, 507)
+    "/{name}/run",
+    status_code=202,
+    dependencies=NO_OPTIONS,
+    responses=problem_responses(404, 409, 415, 422, 507),
 )
 def run_schedule(number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf) -> RunView:
     """Make a job of the schedule now, in addition to those of its slots."""

@@ -54,6 +54,7 @@ def test_a_schedule_is_made_read_changed_run_and_deleted(
     assert (changed["cron"], changed["overlap"], changed["state"]) == ("30 4 * * *", "skip", "active")
     assert changed["time_zone"] == "Europe/Berlin"
 
+    assert problem_of(api.post(f"{nightly}/run", json={"samples": "all"}), 422).field == "samples"
     run = api.post(f"{nightly}/run")
     assert run.status_code == 202
     job = store.read(jobs.job, run.json()["job_id"])
