@@ -99,10 +99,15 @@ async def _invalid_parameters(request: Request, error: Exception) -> Response:
 def invalid_parameters(error: RequestValidationError) -> RequestError:
     """Return the error that names the first invalid parameter and lists all.
 
-    The first part of a fault's path, such as `query`, is where the parameter was sent; it is left out.
+    The first part of a fault's path, such as `query`, is where the parameter was sent; it is left out, unless
+    the whole body is missing.
     """
-    faults = [(".".join(str(part) for part in fault["loc"][1:]) or None, fault) for fault in error.errors()]
-    return invalid(faults)
+
+    def field(fault: Any) -> str | None:  # noqa: ANN401 - pydantic's
+        place, *path = map(str, fault["loc"])
+        return ".".join(path) or (place if fault["type"] == "missing" else None)
+
+    return invalid([(field(fault), fault) for fault in error.errors()])
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -68,6 +68,8 @@ class CheckedSamples:
 _CURES = {
     "extra_forbidden": "remove the field, or fix its spelling",
     "missing": "add the field",
+    "model_type": "send a JSON object",
+    "model_attributes_type": "send a JSON object",
 }
 
 

@@ -56,7 +56,7 @@ def list_consumers(job: JobOf, store: StoreOf) -> ConsumerPage:
     return store.read(consumers.of_job, job.id)
 
 
-@router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 503, 507))
+@router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 415, 503, 507))
 def acknowledge(
     job: JobOf, name: ConsumerName, body: Acknowledged, store: StoreOf, settings: SettingsOf
 ) -> None:

@@ -14,6 +14,7 @@ from schemas.job import Estimate, JobSummary, Priority
 from schemas.keys import Scope
 from service.api.auth import caller
 from service.api.gate import SMALL_BODY_BYTES
+from service.api.json_route import check_is_json
 from service.api.problems import problem_responses
 from service.api.routes.resources import BudgetOf, CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
 from service.control.budget import Taken, Turn
@@ -57,13 +58,8 @@ IdempotencyKey = Annotated[
 async def raw_body(
     request: Request, settings: SettingsOf, asks: CallerOf, budget: BudgetOf
 ) -> AsyncIterator[bytes]:
-    """Yield the body. Only JSON is accepted: a page of another origin cannot send it without a preflight.
-
-    A large one counts in its caller's budget until it is answered.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HTTPException(415, f"the body's content type is {kind or 'not given'}")
+    """Yield the body, which must be JSON. A large one counts in its caller's budget until it is answered."""
+    check_is_json(request)
     num_bytes = int(request.headers.get("content-length", settings.max_body_bytes))
     if num_bytes <= SMALL_BODY_BYTES:
         yield await request.body()

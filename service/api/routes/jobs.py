@@ -117,7 +117,7 @@ def read_job(job: JobOf) -> JobSummary:
     return job.view()
 
 
-@changing.patch("/{job_id}", dependencies=NO_QUERY, responses=problem_responses(404, 422))
+@changing.patch("/{job_id}", dependencies=NO_QUERY, responses=problem_responses(404, 415, 422))
 def change_job(job: JobOf, store: StoreOf, asks: CallerOf, change: PriorityChange) -> JobSummary:
     """Change a job's priority; work that is already leased is not given back."""
     asks.check_priority(change.priority)
@@ -156,19 +156,19 @@ async def read_request(job: JobOf, store: StoreOf, asks: CallerOf, budget: Budge
         return Response(document, media_type="application/json")
 
 
-@changing.post("/{job_id}/cancel", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
+@changing.post("/{job_id}/cancel", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 415, 422))
 def cancel_job(job: JobOf, store: StoreOf) -> JobSummary:
     """Cancel a job; what it has committed is kept for a resume."""
     return store.write(jobs.cancel, job.id).view()
 
 
-@changing.post("/{job_id}/pause", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
+@changing.post("/{job_id}/pause", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 415, 422))
 def pause_job(job: JobOf, store: StoreOf) -> JobSummary:
     """Pause a job until it is resumed: its leased work is given back, and what it has committed is kept."""
     return store.write(jobs.pause, job.id).view()
 
 
-@changing.post("/{job_id}/resume", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 422))
+@changing.post("/{job_id}/resume", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 415, 422))
 def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
     """Queue a paused, blocked, failed or cancelled job again; it continues from what is committed."""
     return store.write(jobs.resume, job.id).view()

@@ -22,7 +22,7 @@ router = APIRouter(
 )
 
 
-@router.post("", status_code=201, responses=problem_responses(409, 422))
+@router.post("", status_code=201, responses=problem_responses(409, 415, 422))
 def add_key(new: NewKey, store: StoreOf, settings: SettingsOf) -> IssuedKey:
     """Make a key. Only this answer holds its secret."""
     return issue(store, settings, new)

@@ -31,7 +31,7 @@ def read_secret(asks: CallerOf, settings: SettingsOf) -> WebhookSecret:
     "/jobs/{job_id}/webhook",
     status_code=202,
     dependencies=NO_OPTIONS,
-    responses=problem_responses(404, 409),
+    responses=problem_responses(404, 409, 415),
 )
 def redeliver(job: JobOf, store: StoreOf) -> JobSummary:
     """Send the job's last report again, with the same `webhook-id`."""

@@ -50,6 +50,18 @@ def test_a_body_that_is_no_json_or_gives_a_field_twice_is_refused_as_at_extract(
         assert (problem.field, said in problem.detail) == (field, True)
 
 
+def test_a_body_that_is_missing_no_object_or_of_another_type_says_what_to_send(
+    api: httpx2.Client, job: JobSummary
+):
+    for method, path in (("PATCH", f"/jobs/{job.id}"), ("PUT", f"/jobs/{job.id}/consumers/a")):
+        form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl says by itself
+        for headers in (form, {}):
+            refused = problem_of(api.request(method, path, content=b'{"priority": 5}', headers=headers), 415)
+            assert "application/json" in str(refused.cure)
+        assert problem_of(api.request(method, path), 422).field == "body"
+        assert problem_of(api.request(method, path, json=[]), 422).cure == "send a JSON object"
+
+
 @pytest.mark.parametrize("choice", ["keep", "delete"])
 def test_a_job_that_has_ended_is_deleted_with_or_without_its_dataset(
     api: httpx2.Client, store: Store, settings: Settings, job: JobSummary, choice: str

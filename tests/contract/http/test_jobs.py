@@ -104,6 +104,7 @@ def test_an_unknown_parameter_is_refused_by_name(api: httpx2.Client, job: JobSum
 def test_a_verb_takes_no_body_but_an_empty_object(api: httpx2.Client, job: JobSummary, verb: str):
     assert problem_of(api.post(f"/jobs/{job.id}/{verb}", json={"force": True}), 422).field == "force"
     problem_of(api.post(f"/jobs/{job.id}/{verb}", content=b"{", headers=JSON), 422)
+    problem_of(api.post(f"/jobs/{job.id}/{verb}", content=b"{}", headers={"Content-Type": "text/plain"}), 415)
 
 
 def test_a_job_is_paused_cancelled_and_resumed_where_its_state_allows_it(
