@@ -244,8 +244,9 @@ def read_manifest(job: JobOf, settings: SettingsOf, part: OneRange = None) -> Fi
     try:
         return _sent(settings.dataset_dir(job.id) / manifest_path(job.id), "application/json", part)
     except FileNotFoundError:
-        gone = f"the dataset of job {job.id} is no longer on this machine"
-        raise NotFound(gone, field="job_id") from None
+        cure = "a job that had no new samples, or no rows, has none; else its dataset was deleted or moved"
+        gone = f"the data folder holds no manifest of job {job.id}"
+        raise NotFound(gone, field="job_id", cure=cure) from None
 
 
 @reading.get(

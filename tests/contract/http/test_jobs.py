@@ -305,7 +305,7 @@ def test_a_manifest_is_sent_as_it_stands_once_the_job_is_complete(
     """1. Queued: a conflict. 2. Complete, but deleted here: not found. 3. Complete: the file's own bytes."""
     assert problem_of(api.get(f"/jobs/{job.id}/manifest"), 409).type == "urn:quarry:illegal-move"
     complete(store, job.id)
-    problem_of(api.get(f"/jobs/{job.id}/manifest"), 404)
+    assert "no new samples" in str(problem_of(api.get(f"/jobs/{job.id}/manifest"), 404).cure)
     path = settings.dataset_dir(job.id) / manifest_path(job.id)
     path.parent.mkdir(parents=True)
     path.write_bytes(b'{"complete": true}')
