@@ -277,6 +277,8 @@ def test_a_child_has_none_of_its_parents_secrets_and_ends_with_it(shop: Shop) ->
         environments = [Path(f"/proc/{pid}/environ").read_text() for pid in family]
         assert len(family) == 2
         assert not any("secret" in environment or "QUARRY_" in environment for environment in environments)
+        # Nor does it read the token of `hf auth login` from its file.
+        assert all("HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in environment for environment in environments)
         parent.kill()
         parent.wait()
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))

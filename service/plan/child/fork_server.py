@@ -37,6 +37,7 @@ KEPT_PREFIXES = ("LC_", "HF_", "COVERAGE_")
 SECRET = "TOKEN"  # noqa: S105 - a part of names
 ADDED = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
     "MALLOC_ARENA_MAX": "2",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -46,7 +47,8 @@ ADDED = {
     "USE_TORCH": "0",
 }
 """One thread, and no allocator that reserves more address space than it uses, since address space is
-limited.
+limited. A model's config may name another repository, which transformers would ask the Hub for with the token
+of `hf auth login`; sources are read with the token that they are given.
 """
 FORK = get_context("fork")
 MESSAGE_S = 60
