@@ -8,6 +8,7 @@ import pytest
 from schemas.dataset.seal import make_folder
 from schemas.names import posted_path
 from schemas.schedule import RunOutcome
+from service.plan import posted
 from service.plan.posted import take
 from service.settings import Settings
 from service.store import Store, jobs, schedules
@@ -87,6 +88,20 @@ def test_posted_samples_that_a_stopped_job_took_still_count_as_bytes(
         api.delete("/schedules/nightly", headers=headers).raise_for_status()
         add_nightly(api, model, headers, posted=True)
     assert post("b") == 429
+
+
+def test_what_waits_is_not_counted_at_each_post_where_nothing_limits_it(
+    api: httpx2.Client, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may post each sample as it comes: by 50,000 of them, a count takes a second."""
+    counts: list[str] = []
+    monkeypatch.setattr(posted, "bytes_of", lambda store, settings, owner: counts.append(owner) or 0)
+    for name, limit in (("team-a", None), ("team-b", 1000)):
+        _, headers = add(api, name, **roots(model), max_bytes=limit)
+        add_nightly(api, model, headers, name, posted=True)
+        body = {"samples": [{"text": "a row"}]}
+        assert api.post(f"/schedules/{name}/samples", json=body, headers=headers).status_code == 202
+    assert counts == ["team-b"]
 
 
 def test_a_key_bounds_the_priority_of_its_jobs(api: httpx2.Client, model: Path) -> None:
