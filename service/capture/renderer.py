@@ -18,7 +18,7 @@ from schemas.request import ExtractRequest
 from service.errors import IdentityChanged, PlanningDied, QuarryError
 from service.plan.child.process import REASONS, Child
 from service.plan.child.task import Limits, Purpose, Task
-from service.plan.model_folder import TOKENIZER_FILES, files_digest, locate_model
+from service.plan.model_folder import TOKENIZER_FILES, files_digest, locate_model, weight_roots_of
 from service.plan.sources import RejectReason
 from service.plan.sources.rows import RejectedError
 from service.settings import Settings
@@ -72,7 +72,7 @@ class Renderer:
         """Why the child has ended."""
         local = is_local_model(lease.model)
         located = locate_model(lease.model, None if local else lease.identity.revision, settings)
-        task = Task(Purpose.TURNS, request, located, settings.model_roots, None)
+        task = Task(Purpose.TURNS, request, located, settings.model_roots, weight_roots_of(settings), None)
         memory_bytes = settings.plan_memory_bytes + PARSER_BYTES
         limits = Limits(memory_bytes, settings.plan_row_cpu_s, settings.plan_silence_s)
         self._child = Child(task, limits)

@@ -13,7 +13,7 @@ from service.artifacts.folder_limit import check_folder
 from service.plan.child.process import tokenizing
 from service.plan.child.task import Purpose, Task
 from service.plan.content_hashes import SeenHashes
-from service.plan.model_folder import ModelFolder
+from service.plan.model_folder import ModelFolder, weight_roots_of
 from service.plan.planner import unit_bounds
 from service.plan.sources import open_source
 from service.plan.target import fetch_target, target_of
@@ -37,7 +37,7 @@ def estimate_request(
     """
     located = fetch_target(request, settings)
     source = open_source(request.source, settings, labels=request.labels, document=document)
-    task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, source)
+    task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, weight_roots_of(settings), source)
     samples = rejected = tokens = shards = units = 0
     in_turns = _RowATurn()
     with tokenizing(task, settings, watch) as child:

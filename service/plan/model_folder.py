@@ -43,7 +43,10 @@ CONFIG_FILES = (
     *("hf_quant_config.json", "quant_config.json", "quantize_config.json", "params.json"),
 )
 WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-"""Weights in any format: in a local model only these may be symlinks out of its folder."""
+"""Weights in any format: in a local model only these may be symlinks out of its folder.
+
+A key's owner may link only to weights below the key's model roots: others' would be loaded otherwise.
+"""
 
 BLOCK_BYTES = 2**24
 """How much of a weight file is read at a time."""
@@ -97,13 +100,22 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
     Raises UnknownModel naming `model` or `revision`; HubUnavailable if the Hub does not answer.
     """
     if is_local_model(model):
-        return local_model(model, revision, settings.model_roots)
+        return local_model(model, revision, settings.model_roots, weight_roots_of(settings))
     return _hub_snapshot(model, revision, settings)
 
 
+def weight_roots_of(settings: Settings) -> tuple[Path, ...] | None:
+    """Return the folders that links to weights may lead into; None, any, unless it is for a single owner."""
+    return settings.model_roots if settings.closed_folder is not None else None
+
+
 @_read()
-def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> ModelFolder:
+def local_model(
+    model: str, revision: str | None, roots: tuple[Path, ...], weight_roots: tuple[Path, ...] | None
+) -> ModelFolder:
     """Return a local model's folder, which must be below one of `roots` and complete.
+
+    Links to weights must lead into it, or below one of `weight_roots` if these are given.
 
     Raises UnknownModel naming `model` or `revision`.
     """
@@ -130,6 +142,11 @@ def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> Mo
         raise _unknown(f"{model!r} has {num_files} files of weights", cure)
     for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")):
         weights = any(path.match(pattern) for pattern in WEIGHT_FORMATS)
+        if weights and weight_roots is not None and path.is_symlink():
+            real = path.resolve()
+            if not any(real.is_relative_to(one.resolve()) for one in (root, *weight_roots)):
+                detail = f"{path.name} in {model!r} is a link to weights that the key may not load"
+                raise _unknown(detail, "copy the file there, or ask for a key with the folder it leads to")
         if path.is_file() and not weights and not path.resolve().is_relative_to(root):
             detail = f"{path.relative_to(folder)} in {model!r} is a link that leaves the model's folder"
             raise _unknown(detail, "copy the file there; only weights may be links")

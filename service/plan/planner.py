@@ -31,7 +31,14 @@ from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import Opening, tokenizing
 from service.plan.child.task import Purpose, Task
 from service.plan.content_hashes import SeenHashes, write_hashes
-from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest, locate_model
+from service.plan.model_folder import (
+    TOKENIZER_FILES,
+    ModelContent,
+    content_of,
+    files_digest,
+    locate_model,
+    weight_roots_of,
+)
 from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, check_planned, target_of
@@ -99,7 +106,7 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
     if fixed is not None:
         check_planned(lease.model, model, fixed)
     source, frozen_path = _opened(lease, request, store, settings, watch)
-    task = Task(Purpose.PLAN, request, located, settings.model_roots, source)
+    task = Task(Purpose.PLAN, request, located, settings.model_roots, weight_roots_of(settings), source)
     with tokenizing(task, settings, watch) as child:
         opening = child.opening()
         target = target_of(request, located, opening.config)

@@ -149,7 +149,9 @@ def _work(task: Task, parent: _Parent) -> None:
     """Read what the task names, as far as its purpose requires. Raises the errors it finds."""
     request = task.request
     parent.note(Step.CONFIG)
-    located = task.located or local_model(request.model, request.revision, task.model_roots)
+    located = task.located or local_model(
+        request.model, request.revision, task.model_roots, task.weight_roots
+    )
     target = target_of(request, located, read_config(located.folder, request.dtype))
     parent.note(Step.SOURCE)
     source = task.source.listed() if task.source is not None else None

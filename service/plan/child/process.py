@@ -40,7 +40,7 @@ from service.lifeline import FAULTS
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.task import MAX_ROWS_BYTES, PROGRESS, Limits, Purpose, Step, Task
 from service.plan.model_config import ModelConfig
-from service.plan.model_folder import ModelFolder
+from service.plan.model_folder import ModelFolder, weight_roots_of
 from service.plan.sources import RejectReason, RowReject, RowSource
 from service.plan.units import Dialogue, RowOutcome, Tokenized
 from service.settings import Settings
@@ -91,7 +91,7 @@ def check_named(
 
     Raises UnknownModel, UnknownLayer, OptionRefused, SourceRefused, TemplateRefused, PlanningDied.
     """
-    task = Task(Purpose.CHECK, request, located, settings.model_roots, source)
+    task = Task(Purpose.CHECK, request, located, settings.model_roots, weight_roots_of(settings), source)
     limits = Limits(
         settings.plan_memory_bytes,
         min(CHECK_CPU_S, settings.plan_row_cpu_s),

@@ -84,7 +84,7 @@ def _tokenizer(task: RowTask) -> tuple[Decode, int] | str:
     """Return a decoder with the job's own tokenizer, or why it is not available; nothing is downloaded."""
     try:
         if is_local_model(task.model):
-            folder = local_model(task.model, None, task.model_roots).folder
+            folder = local_model(task.model, None, task.model_roots, None).folder
         else:
             revision = task.identity.revision
             folder = Path(snapshot_download(task.model, revision=revision, local_files_only=True))

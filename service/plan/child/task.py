@@ -87,12 +87,14 @@ class ShownRow(Wire):
 class Task:
     """The task of reading a request's untrusted inputs: config, tokenizer, template, and the source's rows.
 
-    `located` is None for a local model that is not located yet; it must be below one of `model_roots`. The
-    files of `source` are not listed yet; it is None if there is nothing to read.
+    `located` is None for a local model that is not located yet; it must be below one of `model_roots`, and
+    what links to its weights lead to below one of `weight_roots`, if these are given. The files of `source`
+    are not listed yet; it is None if there is nothing to read.
     """
 
     purpose: Purpose
     request: ExtractRequest
     located: ModelFolder | None
     model_roots: tuple[Path, ...]
+    weight_roots: tuple[Path, ...] | None
     source: RowSource | None

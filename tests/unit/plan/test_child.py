@@ -33,7 +33,7 @@ REQUEST = ExtractRequest.model_validate(
         "source": {"kind": "inline", "samples": [{"text": "x"}]},
     }
 )
-TASK = Task(Purpose.ESTIMATE, REQUEST, None, (), None)
+TASK = Task(Purpose.ESTIMATE, REQUEST, None, (), None, None)
 CONFIG = {
     "architectures": ["Any"],
     "num_layers": 2,

@@ -10,6 +10,7 @@ from schemas.keys import Grants, NewKey, Scope
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest, HubTarget
 from schemas.source import HubSource, InlineSource, Sample
+from service.control.submit import check
 from service.errors import HubDenied, SourceRefused, UnknownModel
 from service.plan.sources import open_source
 from service.publish.push import check_target
@@ -106,6 +107,33 @@ def test_a_job_is_planned_only_if_its_owner_may_still_push_it(tmp_path: Path) ->
     shop.plan()
     assert shop.store.read(jobs.job, job_id).progress.units_planned > 0
     shop.store.close()
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "model.bin", "none.safetensors"])
+def test_a_link_to_weights_leads_only_where_the_key_may_load_models_from(
+    tmp_path: Path, weights: str
+) -> None:
+    """Its own folder may be written by the key's owner, who would otherwise load another owner's weights."""
+    own, shared, others = (
+        templates.write_target(tmp_path / name / "m") for name in ("own", "shared", "other")
+    )
+    for folder in (shared, others):
+        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+        (folder / "model.bin").write_bytes(b"weights")
+    settings = Settings(model_roots=(tmp_path,))
+    roots = (str(tmp_path / "own"), str(tmp_path / "shared"))
+    less = settings.narrowed(Grants(scopes=(Scope.JOBS_WRITE,), model_roots=roots))
+    body = request(own, conversations(1))
+    (own / "model.safetensors").symlink_to(shared / "model.safetensors")
+    check(body, less)
+    (own / weights).unlink(missing_ok=True)
+    (own / weights).symlink_to(others / weights)
+    with pytest.raises(UnknownModel, match=f"{weights} .* the key may not load"):
+        check(body, less)
+    with pytest.raises(UnknownModel, match=f"{weights} .* the key may not load"):
+        inspected(body, less)
+    if (others / weights).exists():
+        check(body, settings)
 
 
 def test_a_key_never_widens_the_services_own_bounds(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from schemas.schedule import NewSchedule
 from service.plan.child.process import tokenizing
 from service.plan.child.task import Purpose, Task
 from service.plan.estimate import estimate_request
+from service.plan.model_folder import weight_roots_of
 from service.plan.sources import RowReject, open_source
 from service.plan.target import fetch_target
 from service.plan.units import RowOutcome, sample_digest
@@ -34,7 +35,7 @@ def a_request(root: Path, source: dict[str, Any], **options: Any) -> ExtractRequ
 def outcomes(request: ExtractRequest, settings: Settings) -> list[RowOutcome]:
     located = fetch_target(request, settings)
     source = open_source(request.source, settings)
-    task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, source)
+    task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, weight_roots_of(settings), source)
     with tokenizing(task, settings, lambda: None) as child:
         child.opening()
         return list(child.rows())

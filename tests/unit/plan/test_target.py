@@ -294,7 +294,7 @@ def test_a_model_of_too_many_files_of_weights_is_refused(
     for number in range(3):
         save_file({"w": np.ones(1)}, folder / f"model-{number}.safetensors")
     with pytest.raises(UnknownModel, match=r"has [34] files of weights"):
-        local_model(str(folder), None, (tmp_path,))
+        local_model(str(folder), None, (tmp_path,), None)
 
 
 @pytest.mark.parametrize("number", [0, 250_001, 499_999])
