@@ -42,7 +42,7 @@ PARQUET_BATCH_ROWS = 64
 
 _NO_VALUE = ValueError, OverflowError, LookupError
 """What Arrow raises for a cell that Python cannot represent."""
-
+Places = Callable[[Path], Iterator[Path]]
 _State = tuple[int, int, int, int]
 """Device, inode, length and ctime, which only the kernel sets: of the last write, renaming or linking."""
 
@@ -79,12 +79,12 @@ class FileRows:
             names = _readable(files) if frozen is None else frozen
             if not names and not may_be_empty:
                 raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
+            real = {name: next(places(files[name])) for name in names}  # before anything there is looked at
             if frozen is None:
                 names = [name for name in names if _is_complete(files[name], source)]
-            real = {name: next(places(files[name])) for name in names}
-            if frozen is None:  # by a link, such as latest.jsonl, a file has its own name, and no second one
+                # By a link, such as latest.jsonl, a file has its own name, and no second one.
                 own = {files[name]: name for name in _readable(files)}
-                real = dict(sorted((own.setdefault(file, name), file) for name, file in real.items()))
+                real = dict(sorted((own.setdefault(real[name], name), real[name]) for name in names))
             for name in real:
                 name.encode()  # the ids of its rows begin with the name
             folder = next((str(file.parents[name.count("/")]) for name, file in files.items()), None)
@@ -96,11 +96,12 @@ class FileRows:
             detail = f"{source.path!r} cannot be found: {_reason(error)}"
             raise _refused(detail, "check the path, and who may read it") from error
         if not names and not may_be_empty:
-            detail = f"no file of {source.path!r} is complete yet"
-            raise _refused(detail, "wait, or change 'min_age_s' or 'marker'")
+            raise _refused(
+                f"no file of {source.path!r} is complete yet", "wait, or change 'min_age_s' or 'marker'"
+            )
         return rows
 
-    def _planned(self, names: Sequence[str], places: Callable[[Path], Iterator[Path]]) -> dict[str, Path]:
+    def _planned(self, names: Sequence[str], places: Places) -> dict[str, Path]:
         """Return the files of a plan, where all are; what came since does not count. Raises as `_listed`."""
         if not names:
             return {}
@@ -159,7 +160,7 @@ class FileRows:
                 raise _unreadable(name, error) from error
 
 
-def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dict[str, Path]:
+def _listed(source: FileSource, places: Places) -> dict[str, Path]:
     """Return a path's file, or a folder's or glob's by their names below. Raises SourceRefused, OSError."""
     path = source.path
     place = next(places(Path(path)))
@@ -176,7 +177,7 @@ def _listed(source: FileSource, places: Callable[[Path], Iterator[Path]]) -> dic
         detail = f"{path!r} has '..' behind a wildcard, more than one '**', or '**' within a name"
         raise _refused(detail, "name the folder that it begins at, and use '**' once, as '/**/'")
     for folder in places(begin):
-        matching = _matching(folder, wild) if folder.is_dir() else ()
+        matching = _matching(folder, wild, places) if folder.is_dir() else ()
         if files := {file.relative_to(folder).as_posix(): file for file in matching}:
             if "**" in wild:
                 _refuse_tables(folder, _readable(files))
@@ -215,20 +216,20 @@ def _is_complete(file: Path, source: FileSource) -> bool:
     return not source.min_age_s or time.time() - changed_s >= source.min_age_s
 
 
-def _matching(folder: Path, wild: Sequence[str]) -> Iterator[Path]:
-    """Return the files below a folder, and not left out, that a glob's parts name. Raises as `_walked`.
-
-    `Path.glob` passes over folders that it may not read.
-    """
+def _matching(folder: Path, wild: Sequence[str], places: Places) -> Iterator[Path]:
+    """Return a folder's files that a glob's parts name, and that are not left out; `places` checks links."""
+    # `Path.glob` passes over folders that it may not read.
     if "**" not in wild:
-        return _named(folder, wild, _may_be_read)
+        return _named(folder, wild, _may_be_read, places)
     walk = wild.index("**")
-    tops = list(_named(folder, wild[:walk], Path.is_dir)) if wild[walk + 1 :] else []
-    parents = (parent for top in tops for parent in _walked(top, tops))
-    return (path for parent in parents for path in _named(parent, wild[walk + 1 :], _may_be_read))
+    tops = list(_named(folder, wild[:walk], Path.is_dir, places)) if wild[walk + 1 :] else []
+    parents = (parent for top in tops if next(places(top)) for parent in _walked(top, tops))
+    return (path for parent in parents for path in _named(parent, wild[walk + 1 :], _may_be_read, places))
 
 
-def _named(folder: Path, parts: Sequence[str], is_wanted: Callable[[Path], bool]) -> Iterator[Path]:
+def _named(
+    folder: Path, parts: Sequence[str], is_wanted: Callable[[Path], bool], places: Places
+) -> Iterator[Path]:
     """Yield what is wanted of the paths below a folder, and not left out, that these parts name."""
     if not parts:
         yield folder
@@ -239,8 +240,8 @@ def _named(folder: Path, parts: Sequence[str], is_wanted: Callable[[Path], bool]
             continue
         if not rest and is_wanted(path):
             yield path
-        elif rest and path.is_dir():
-            yield from _named(path, rest, is_wanted)
+        elif rest and path.is_dir() and (not path.is_symlink() or next(places(path))):
+            yield from _named(path, rest, is_wanted, places)
 
 
 def _walked(folder: Path, tops: Collection[Path]) -> Iterator[Path]:

@@ -158,6 +158,29 @@ def test_a_link_to_a_folder_that_is_not_read_otherwise_is_refused(tmp_path: Path
         assert "mix" in str(error.cure)
 
 
+@pytest.mark.parametrize("path", ["*/secret.jsonl", "l*/*.jsonl", "l*/**/*.jsonl", "link", "*/none.jsonl"])
+def test_a_link_out_of_the_roots_is_refused_without_the_names_that_are_there(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "others").mkdir()
+    jsonl(tmp_path / "others" / "secret.jsonl", {"text": "x"})
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "link").symlink_to("../others")
+    detail = refusal(tmp_path / "own", tmp_path / "own" / path).detail
+    assert "not inside a folder that sources may be read from" in detail
+    assert "link'" in detail, "the link is named, and nothing behind it"
+
+
+@pytest.mark.parametrize("name", ["there.jsonl", "missing.jsonl"])
+def test_a_link_out_of_the_roots_does_not_say_whether_its_file_is_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "others").mkdir()
+    jsonl(tmp_path / "others" / "there.jsonl", {"text": "x"})
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "a.jsonl").symlink_to(tmp_path / "others" / name)
+    detail = refusal(tmp_path / "own", tmp_path / "own").detail
+    assert "a.jsonl' is not inside a folder that sources may be read from" in detail
+
+
 def test_a_link_to_a_folder_that_a_globs_wildcard_names_is_passed_over(tmp_path: Path) -> None:
     for folder in ("a/x", "b/.hidden", "c"):
         (tmp_path / folder).mkdir(parents=True)
