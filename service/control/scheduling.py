@@ -86,7 +86,7 @@ def post_samples(store: Store, settings: Settings, schedule: int, samples: Check
         raise Conflict(f"the jobs of schedule {name} read a {source.kind} source", field="name", cure=cure)
     check_room(settings)
     # Looking at each file that waits takes a second for 50,000 of them.
-    if owner is not None and owner in store.read(keys.limited_owners):
+    if owner is not None and store.read(keys.is_limited, owner):
         store.read(keys.check_bytes, owner, posted.bytes_of(store, settings, owner))
     posted.keep(settings, schedule, samples.lines)
 
