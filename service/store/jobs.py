@@ -206,11 +206,11 @@ def _stopped(tx: Transaction, job_id: str, state: JobState) -> JobRow:
 def set_priority(tx: Transaction, job_id: str, priority: int) -> JobRow:
     """Let a job's tasks be leased before those of lower priorities; tasks already leased stay leased.
 
-    A job that has ended is not changed. Raises NotFound.
+    A job that has ended, or has that priority, is not changed. Raises NotFound.
     """
-    locked = lock_job(tx, job_id)
-    if locked.state in ENDED_JOB_STATES:
-        return job(tx, job_id)
+    locked, before = lock_job(tx, job_id), job(tx, job_id)
+    if locked.state in ENDED_JOB_STATES or before.priority == priority:
+        return before
     tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(priority=priority))
     record(tx, locked, "progress", f"priority {priority}")
     return job(tx, job_id)

@@ -23,6 +23,13 @@ def test_jobs_of_a_higher_priority_come_first(api: httpx2.Client, store: Store, 
     assert [lease and lease.job_id for lease in leases] == [third["id"], second["id"], job.id]
 
 
+def test_a_priority_that_a_job_has_is_no_event(api: httpx2.Client, store: Store, job: JobSummary):
+    for _ in range(3):
+        assert api.patch(f"/jobs/{job.id}", json={"priority": 6}).json()["priority"] == 6
+    messages = [event.message for event in store.read(jobs.events, job.id)]
+    assert messages.count("priority 6") == 1
+
+
 @pytest.mark.parametrize("priority", [101, -101, "high", None])
 def test_a_priority_out_of_bounds_is_refused(api: httpx2.Client, job: JobSummary, priority: object):
     problem = problem_of(api.patch(f"/jobs/{job.id}", json={"priority": priority}), 422)
