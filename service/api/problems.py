@@ -29,7 +29,7 @@ _TITLES = {413: "Content too large", 500: "Internal error"}
 _CURES = {
     404: "check the path: /openapi.json lists the routes",
     405: "use one of the methods in the Allow header",
-    413: "read the samples from a file or the Hub, or raise QUARRY_MAX_BODY_BYTES",
+    413: "send less at once, read the samples from a file or the Hub, or raise QUARRY_MAX_BODY_BYTES",
     416: "ask for bytes that the file has, or leave the Range header out",
     429: "send it again after the seconds that the Retry-After header says",
     415: "send the body as JSON with 'Content-Type: application/json'",

@@ -70,7 +70,10 @@ _CURES = {
     "missing": "add the field",
     "model_type": "send a JSON object",
     "model_attributes_type": "send a JSON object",
+    "union_tag_not_found": "add a 'kind', such as 'file' or 'hub'",
 }
+_WORDS = {"union_tag_not_found": "has no 'kind'"}
+"""What is said instead of pydantic's own words, of which only its users know the meaning."""
 
 
 def weight(raw: bytes, limit_bytes: int) -> int:
@@ -206,4 +209,4 @@ def _causes(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def _message(fault: ErrorDetails) -> str:
-    return clipped(fault["msg"].removeprefix("Value error, "))
+    return clipped(_WORDS.get(fault["type"]) or fault["msg"].removeprefix("Value error, "))

@@ -61,6 +61,17 @@ def test_an_unknown_field_and_a_missing_one_say_what_to_do():
     assert (caught.value.field, caught.value.cure) == ("source", "add the field")
 
 
+def test_a_source_without_its_kind_says_what_to_add():
+    part = {"source": {"path": "rows.jsonl"}}
+    for source, field in (
+        (part["source"], "source"),
+        ({"kind": "mix", "sources": [part]}, "source.sources.0.source"),
+    ):
+        error = refusal(source=source)
+        assert (error.field, error.detail) == (field, f"{field}: has no 'kind'")
+        assert error.cure == "add a 'kind', such as 'file' or 'hub'"
+
+
 def test_several_wrong_fields_are_all_told_and_the_first_is_named():
     error = refusal(dtype="int4", loss="none")
     assert error.field == "dtype"
