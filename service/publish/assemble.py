@@ -104,7 +104,8 @@ def assemble(
         report: the report of the canary that passed, if it was not skipped.
 
     Raises:
-        DatasetBroken: a sample, a token or a file is missing; no manifest is written.
+        DatasetBroken: a sample, a token or a file is missing, and no manifest is written; or the folder's
+            card is not UTF-8.
         OptionRefused: the folder holds another model's states, or jobs that do not mix with this one.
         OSError: from the file system; also if `dataset` is missing, since it was deleted meanwhile.
     """
@@ -179,7 +180,10 @@ def _remove_unnamed(dataset: Path, manifest: Manifest) -> None:
 def _write_card(dataset: Path, attempt: str) -> None:
     """Write the card and the table of all jobs that have a manifest."""
     card = dataset / CARD_PATH
-    existing = card.read_text() if card.exists() else None
+    try:
+        existing = card.read_text(encoding="utf-8") if card.exists() else None
+    except UnicodeDecodeError as error:
+        raise DatasetBroken(f"{CARD_PATH} is not UTF-8", cure=f"write {CARD_PATH} as UTF-8") from error
     jobs = [
         JobEntry.of(intact_manifest(path), path.read_bytes())
         for path in sorted((dataset / MANIFEST_FOLDER).glob("*.json"))

@@ -1,5 +1,6 @@
 """A job's folder becomes complete, or nothing says that it is."""
 
+import locale
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,22 @@ def test_attempts_write_under_names_of_their_own_and_the_next_removes_what_a_kil
     assert len(list(tmp_path.rglob("*.tmp"))) == 6
     finish(tmp_path, replace(account, attempt="2"))
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_card_is_read_as_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    a_dataset(tmp_path)
+    card = tmp_path / CARD_PATH
+    card.write_text(card.read_text() + "F\u00fcr alle.\n", encoding="utf-8")
+    usual = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        a_dataset(tmp_path)
+    finally:
+        locale.setlocale(locale.LC_CTYPE, usual)
+    assert "F\u00fcr alle." in card.read_text(encoding="utf-8")
+    card.write_bytes(b"F\xfcr alle.")
+    with pytest.raises(DatasetBroken, match=r"README\.md is not UTF-8"):
+        a_dataset(tmp_path, OTHER_JOB)
 
 
 def test_something_else_in_place_of_a_manifest_is_named(tmp_path: Path) -> None:
