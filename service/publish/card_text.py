@@ -1,5 +1,6 @@
 """The text of the dataset card: renders `card.md.jinja`."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,6 +14,7 @@ from schemas.names import is_local_model
 INDEX_CONFIG = "index"
 SHOWN_JOBS = 30
 """Maximum rows in the tables of jobs: a repository that gets a job every night holds hundreds."""
+_MARKUP = re.compile(r"[^\w ./+,:=@-]")
 STORAGE = {"none": "none", "planes": "planes (lossless)", "fp8": "fp8 (lossy: within 1/17 of each value)"}
 
 
@@ -37,10 +39,12 @@ def _template() -> Template:
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined
     )
     environment.filters.update(
-        cell=lambda text: str(text).replace("|", "\\|"),
+        # A request's own words may hold HTML, or the mark of our part's end.
+        cell=lambda text: str(text).replace("|", "\\|").replace("<", "&lt;"),
         count="{:,}".format,
         known=lambda number: "-" if number is None else number,
         linked=_linked,
+        plain=_plain,
         draft_sizes=_draft_sizes,
     )
     return environment.get_template("card.md.jinja")
@@ -55,8 +59,16 @@ def _rejects(group: Sequence[JobEntry]) -> list[tuple[str, int]]:
     return sorted(sum((Counter(job.rejects) for job in group), Counter()).items())
 
 
+def _plain(model: str) -> str:
+    """Return a name as text: a folder's may hold Markdown, HTML, line breaks or the end of our part."""
+    return _MARKUP.sub(lambda odd: f"&#{ord(odd[0])};", model)
+
+
 def _linked(model: str) -> str:
-    return f"`{model}`" if is_local_model(model) else f"[{model}](https://huggingface.co/{model})"
+    text = _plain(model)
+    if is_local_model(model):
+        return f"`{model}`" if text == model else text  # within code, `&#60;` would be shown as it is
+    return f"[{text}](https://huggingface.co/{text})"
 
 
 def _draft_sizes(job: JobEntry) -> dict[int, str]:

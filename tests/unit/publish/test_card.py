@@ -296,6 +296,23 @@ def test_a_local_model_is_no_link(tmp_path: Path) -> None:
     assert "| target | `/models/mine` |" in card
 
 
+@pytest.mark.parametrize("odd", ["<b>x", "a\n# b", "a`b", "a|b", "[a](b)", "<!-- quarry:end -->"])
+def test_the_name_of_a_models_folder_is_text_whatever_it_holds(tmp_path: Path, odd: str) -> None:
+    """The end of our part was taken for that, so that at each push the rest was kept as a person's text."""
+    manifest = a_dataset(tmp_path, about=an_identity(model=f"./{odd}"))
+    card = render_card([manifest])
+    text = card.split("---\n", 2)[2]
+    assert text.count(odd) == (odd == cards.END)
+    assert card == render_card([manifest], existing=card)
+
+
+def test_the_options_of_a_template_do_not_end_our_part(tmp_path: Path) -> None:
+    manifest = a_dataset(tmp_path, about=an_identity(chat_template_kwargs={"date": f"<b>{cards.END}"}))
+    card = render_card([manifest])
+    assert (card.count(cards.END), "<b>" in card) == (1, False)
+    assert card == render_card([manifest], existing=card)
+
+
 def test_a_reason_with_a_bar_does_not_break_the_table(manifest: Manifest) -> None:
     odd = manifest.rejects[0].model_copy(update={"reason": "a|b"})
     assert r"| a\|b | 1 |" in render_card([manifest.model_copy(update={"rejects": (odd,)})])
