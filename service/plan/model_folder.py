@@ -122,12 +122,8 @@ def local_model(
     if revision is not None:
         detail = f"{model!r} is a folder; a folder has no revisions"
         raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
-    try:
-        folder = Path(model).resolve()
-        is_inside = any(folder.is_relative_to(root.resolve()) for root in roots)
-    except RuntimeError as error:  # a loop of links, before Python 3.13
-        raise _unknown(f"{model!r} cannot be found: {error}", "fix the link") from error
-    if not is_inside:
+    folder = _resolved(Path(model))
+    if not any(folder.is_relative_to(root.resolve()) for root in roots):
         cure = "add its folder to QUARRY_MODEL_ROOTS, or give a model id of the Hub"
         raise _unknown(f"{model!r} is not inside a folder that models may be loaded from", cure)
     if not (folder / "config.json").is_file():
@@ -143,7 +139,7 @@ def local_model(
     for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")):
         weights = any(path.match(pattern) for pattern in WEIGHT_FORMATS)
         if weights and weight_roots is not None and path.is_symlink():
-            real = path.resolve()
+            real = _resolved(path)
             if not any(real.is_relative_to(one.resolve()) for one in (root, *weight_roots)):
                 detail = f"{path.name} in {model!r} is a link to weights that the key may not load"
                 raise _unknown(detail, "copy the file there, or ask for a key with the folder it leads to")
@@ -153,6 +149,13 @@ def local_model(
         if path.suffix == ".safetensors":
             _safetensors_header(path)  # reports an interrupted copy before anything is planned
     return ModelFolder(folder)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError as error:  # a loop of links, before Python 3.13
+        raise _unknown(f"{str(path)!r} cannot be found: {error}", "fix the link") from error
 
 
 def _unknown(detail: str, cure: str) -> UnknownModel:

@@ -127,6 +127,10 @@ def test_a_link_to_weights_leads_only_where_the_key_may_load_models_from(
     (own / "model.safetensors").symlink_to(shared / "model.safetensors")
     check(body, less)
     (own / weights).unlink(missing_ok=True)
+    (own / weights).symlink_to(own / weights)
+    with pytest.raises(UnknownModel, match=f"{weights}' cannot be found: .*loop"):
+        inspected(body, less)
+    (own / weights).unlink()
     (own / weights).symlink_to(others / weights)
     with pytest.raises(UnknownModel, match=f"{weights} .* the key may not load"):
         check(body, less)
