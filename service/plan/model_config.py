@@ -30,6 +30,9 @@ LENGTH_INCLUDES_SCALING = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", 
 SCALED_LENGTH_MODELS = "gemma3"
 """Model types with this substring have the scaled length with every RoPE type."""
 
+NAMING_ANOTHER = ("speculators_config", "text_model_id", "audio_model_id")
+"""Keys of a drafter, and of Ultravox, whose other model the engine loads, from wherever its path leads."""
+
 T = TypeVar("T")
 NAME = TypeAdapter[str](Annotated[str, Field(strict=True)])
 DTYPE = TypeAdapter[Dtype](Dtype)
@@ -71,6 +74,10 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
     Raises UnknownModel (field `model`), OptionRefused (field `dtype`).
     """
     whole = config_json(folder)
+    if others := [key for key in NAMING_ANOTHER if whole.get(key) is not None]:
+        detail = f"config.json names another model with '{others[0]}', which the engine would load"
+        cure = "give that model, or a folder that holds all weights, without the key"
+        raise UnknownModel(detail, field="model", cure=cure)
     text = next((whole[key] for key in TEXT_CONFIGS if isinstance(whole.get(key), dict)), whole)
     values = _Values(whole, text)
     return ModelConfig(
