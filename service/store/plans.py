@@ -69,7 +69,7 @@ def add_unit(
 
     `known` counts the samples skipped on the way because an earlier run has written them.
 
-    Raises IdentityChanged if it was planned with other samples, LeaseLost.
+    Raises IdentityChanged if it was planned with other samples, QuotaExceeded, LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     job.known_identity  # noqa: B018 - raises
@@ -93,14 +93,14 @@ def add_unit(
         samples_known=known,
         tokens_planned=unit.num_tokens,
     )
-    _add_planned(tx, job.id, rejects)
+    _add_planned(tx, job, rejects)
     record(tx, replace(job, progress=progress), "progress", f"unit {unit.unit} planned")
 
 
 def add_rejected(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], known: int) -> None:
     """Add rejects that no unit is planned with; adding the same again changes nothing.
 
-    Raises IdentityChanged if others were planned, LeaseLost.
+    Raises IdentityChanged if others were planned, QuotaExceeded, LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     places = [(reject.position, reject.turn) for reject in rejects]
@@ -109,15 +109,20 @@ def add_rejected(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView
     tasks.forgive(tx, task)
     num = len(rejects)
     progress = count(job.progress, samples_planned=num, samples_rejected=num, samples_known=known)
-    _add_planned(tx, job.id, rejects)
+    _add_planned(tx, job, rejects)
     record(tx, replace(job, progress=progress), "progress", f"{num} rows rejected")
 
 
-def _add_planned(tx: Transaction, job_id: str, rejects: Sequence[RejectView]) -> None:
-    """Add rejects that follow all those of the plan so far. Raises IdentityChanged if they do not."""
-    if _planned_since(tx, job_id, rejects):
-        raise _planned_differently(f"rows of job {job_id} were rejected between other units")
-    add_rejects(tx, job_id, None, rejects)
+def _add_planned(tx: Transaction, job: LockedJob, rejects: Sequence[RejectView]) -> None:
+    """Add rejects that follow all those of the plan so far.
+
+    Raises IdentityChanged if they do not; QuotaExceeded if the job's owner had already used all bytes.
+    """
+    if _planned_since(tx, job.id, rejects):
+        raise _planned_differently(f"rows of job {job.id} were rejected between other units")
+    if rejects:  # each pass of a job that reads its source forever adds them again
+        keys.check_bytes(tx, job.owner)
+    add_rejects(tx, job.id, None, rejects)
 
 
 def _planned_since(tx: Transaction, job_id: str, rejects: Sequence[RejectView]) -> list[tuple[int, int]]:
@@ -155,7 +160,7 @@ def finish(
     If the pass is not the last and has added a unit, another pass follows.
 
     Raises SourceRefused if the plan is empty, unless it is for new or posted samples or for a part;
-    LeaseLost.
+    QuotaExceeded, LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     may_be_empty = job.known_identity.part or job.schedule or job.spool
@@ -168,7 +173,7 @@ def finish(
         )
     if not progress.units_planned and progress.wrote_nothing_new:
         runs.note(tx, job.id, "no new samples")
-    _add_planned(tx, job.id, rejects)
+    _add_planned(tx, job, rejects)
     is_done = is_last or progress.units_planned == lease.first_unit
     progress = progress.model_copy(update={"plan_done": is_done})
     captured_at = job.captured_at if progress.units_planned else tx.now

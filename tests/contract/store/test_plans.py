@@ -3,12 +3,14 @@
 from functools import partial
 
 import pytest
+from sqlalchemy import update
 
 from schemas.job import JobState
 from schemas.keys import NewKey, Scope
-from service.errors import IdentityChanged, LeaseLost, SourceRefused
+from service.errors import IdentityChanged, LeaseLost, QuotaExceeded, SourceRefused
 from service.store import NewJob, PlannedUnit, Store, TaskState, commits, jobs, keys, plans, units
 from service.store.policies import POLICIES
+from service.store.tables import JOB
 from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
@@ -101,6 +103,26 @@ def test_rejects_without_a_unit_are_counted_once(store: Store, clock: Clock) -> 
         with pytest.raises(LeaseLost):
             store.write(plans.add_rejected, ended, (reject(5),), 0)
     assert store.read(commits.rejects, job_id(1)) == [reject(1), reject(4)]
+
+
+def test_rejects_count_in_max_bytes_however_they_are_planned(store: Store) -> None:
+    """A source of other rows, or one that is read forever, filled the database of everybody."""
+    lease = start_plan(store)
+    with store.writing() as tx:
+        tx.connection.execute(update(JOB).values(owner="ann", request_bytes=0))
+    limited = NewKey(name="ann", scopes=(Scope.JOBS_WRITE,), max_bytes=2 * keys.REJECT_BYTES)
+    store.write(keys.add, "k-1", "0" * 64, limited)
+    for position in (1, 2):
+        store.write(plans.add_rejected, lease, (reject(position),), 0)
+    for write in (
+        partial(store.write, plans.add_rejected, lease, (reject(3),), 0),
+        partial(store.write, plans.add_unit, lease, planned(0), (reject(3),)),
+        partial(store.write, plans.finish, lease, (reject(3),)),
+    ):
+        with pytest.raises(QuotaExceeded, match="max_bytes"):
+            write()
+    store.write(plans.add_unit, lease, planned(0), ())
+    store.write(plans.finish, lease, ())
 
 
 def test_rejects_planned_again_with_others_are_refused(store: Store) -> None:
