@@ -81,7 +81,7 @@ class FileRows:
                 raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
             real = {name: next(places(files[name])) for name in names}  # before anything there is looked at
             if frozen is None:
-                names = [name for name in names if _is_complete(files[name], source)]
+                names = [name for name in names if _is_complete(files[name], source, places)]
                 # By a link, such as latest.jsonl, a file has its own name, and no second one.
                 own = {files[name]: name for name in _readable(files)}
                 real = dict(sorted((own.setdefault(real[name], name), real[name]) for name in names))
@@ -202,9 +202,9 @@ def _is_left_out(name: str) -> bool:
     return name.startswith(".") or name == "_temporary"
 
 
-def _is_complete(file: Path, source: FileSource) -> bool:
+def _is_complete(file: Path, source: FileSource, places: Places) -> bool:
     """Return whether a file's writer has finished it."""
-    if source.marker is not None and not file.with_name(file.name + source.marker).exists():
+    if source.marker is not None and not next(places(file.with_name(file.name + source.marker))).exists():
         return False
     if not file.is_file():
         if file.is_symlink():

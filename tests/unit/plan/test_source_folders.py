@@ -181,6 +181,17 @@ def test_a_link_out_of_the_roots_does_not_say_whether_its_file_is_there(tmp_path
     assert "a.jsonl' is not inside a folder that sources may be read from" in detail
 
 
+@pytest.mark.parametrize("name", ["there.jsonl", "missing.jsonl"])
+def test_a_marker_out_of_the_roots_does_not_say_whether_it_is_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "there.jsonl").touch()
+    (tmp_path / "own").mkdir()
+    jsonl(tmp_path / "own" / "a.jsonl", {"text": "x"})
+    (tmp_path / "own" / "a.jsonl.done").symlink_to(tmp_path / "others" / name)
+    detail = refusal(tmp_path / "own", tmp_path / "own", marker=".done").detail
+    assert "a.jsonl.done' is not inside a folder that sources may be read from" in detail
+
+
 def test_a_link_to_a_folder_that_a_globs_wildcard_names_is_passed_over(tmp_path: Path) -> None:
     for folder in ("a/x", "b/.hidden", "c"):
         (tmp_path / folder).mkdir(parents=True)
