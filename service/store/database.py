@@ -4,6 +4,9 @@ On SQLite a write transaction holds the database's one write lock from its start
 one job's row (`transitions.lock_job`), or several in the order of their numbers, and rows of `task`, `past`,
 `worker` (in the order of their owners), `sickness`, `host` and `consumer` (in the order of jobs and names)
 last, so that transactions cannot deadlock.
+
+A read transaction sees one snapshot of the database on both. A write transaction on PostgreSQL must see what
+was committed while it waited for a lock, and so has no snapshot.
 """
 
 import os
@@ -129,6 +132,9 @@ class Store:
         except (ArgumentError, ValueError):  # servers and ports that do not match, or what is no number
             raise _unreadable() from None
         self._writer = self._engine.execution_options(immediate=True)
+        is_sqlite = self._engine.dialect.name == "sqlite"  # where every transaction has one
+        snapshot = {} if is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self._engine.execution_options(**snapshot)
         expression = clock or CLOCKS[self._engine.dialect.name]
         self._clock = type_coerce(literal_column(expression), UtcTime())
 
@@ -144,8 +150,8 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Open a transaction that changes nothing; on SQLite it never waits."""
-        with _translated(), self._engine.begin() as connection:
+        """Open a transaction that changes nothing and sees one snapshot; on SQLite it never waits."""
+        with _translated(), self._reader.begin() as connection:
             yield Transaction(connection, self._clock)
 
     @contextmanager
