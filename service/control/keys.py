@@ -10,8 +10,16 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from schemas.keys import Grants, IssuedKey, NewKey, Scope
-from service.errors import CallerRefused, Conflict, KeyRefused, OptionRefused, RequestError
+from schemas.keys import Grants, IssuedKey, KeyView, NewKey, Scope
+from service.errors import (
+    STORE_AWAY,
+    CallerRefused,
+    Conflict,
+    KeyRefused,
+    OptionRefused,
+    QuarryError,
+    RequestError,
+)
 from service.settings import Settings
 from service.store import Store, keys
 
@@ -71,6 +79,17 @@ def issue(store: Store, settings: Settings, new: NewKey) -> IssuedKey:
     key = f"qk_{key_id}_{secrets.token_urlsafe(32)}"
     view = store.write(keys.add, key_id, _sha256(key), new)
     return IssuedKey(**view.model_dump(), key=key)
+
+
+def revoke(store: Store, key_id: str) -> KeyView:
+    """Revoke a key. Raises NotFound; QuarryError if it cannot be read, once it is revoked."""
+    store.write(keys.revoke, key_id)
+    try:
+        return store.read(keys.view, key_id)
+    except STORE_AWAY:
+        raise
+    except QuarryError as error:
+        raise QuarryError(f"it is revoked, but {error.detail}", field=error.field, cure=error.cure) from error
 
 
 def authenticate(store: Store, settings: Settings, key: str | None) -> Caller:

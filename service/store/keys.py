@@ -29,7 +29,7 @@ def add(tx: Transaction, key_id: str, sha256: str, new: NewKey) -> KeyView:
     grants = Grants(**new.model_dump(include=set(Grants.model_fields)))
     values = {"id": key_id, "sha256": sha256, "grants": grants, "created_at": tx.now}
     tx.connection.execute(insert(API_KEY).values(name=new.name, expires_at=new.expires_at, **values))
-    return _one(tx, key_id)
+    return view(tx, key_id)
 
 
 def every(tx: Transaction) -> list[KeyView]:
@@ -49,12 +49,22 @@ def active(tx: Transaction, key_id: str) -> tuple[KeyView, str] | None:
     return next(((_view(row._mapping), row.sha256) for row in _rows(tx, query)), None)
 
 
-def revoke(tx: Transaction, key_id: str) -> KeyView:
-    """Revoke a key; one that is already revoked is not changed. Raises NotFound."""
+def view(tx: Transaction, key_id: str) -> KeyView:
+    """Return a key. Raises NotFound; QuarryError if it cannot be read."""
+    row = next(iter(_rows(tx, select(API_KEY).where(API_KEY.c.id == key_id))), None)
+    if row is None:
+        raise _unknown(key_id)
+    return _view(row._mapping)
+
+
+def revoke(tx: Transaction, key_id: str) -> None:
+    """Revoke a key, also one that cannot be read; one that is revoked is not changed. Raises NotFound."""
     check_write(tx)
-    of_id = (API_KEY.c.id == key_id) & API_KEY.c.revoked_at.is_(None)
-    tx.connection.execute(update(API_KEY).where(of_id).values(revoked_at=tx.now))
-    return _one(tx, key_id)
+    is_it = API_KEY.c.id == key_id
+    if tx.connection.scalar(select(API_KEY.c.id).where(is_it)) is None:
+        raise _unknown(key_id)
+    revoked = update(API_KEY).where(is_it, API_KEY.c.revoked_at.is_(None)).values(revoked_at=tx.now)
+    tx.connection.execute(revoked)
 
 
 def granted(tx: Transaction, owner: str | None) -> Grants | None:
@@ -76,7 +86,8 @@ def granted(tx: Transaction, owner: str | None) -> Grants | None:
 
 def limited_owners(tx: Transaction) -> set[str]:
     """Return the owners of keys for whom `is_limited` is true."""
-    return {owner for owner in tx.connection.scalars(select(API_KEY.c.name)).all() if is_limited(tx, owner)}
+    owners = tx.connection.scalars(select(API_KEY.c.name).distinct()).all()
+    return {owner for owner in owners if is_limited(tx, owner)}
 
 
 def is_limited(tx: Transaction, owner: str) -> bool:
@@ -142,8 +153,10 @@ def _of_owner(tx: Transaction, owner: str, *, lock: bool = False) -> Sequence[Gr
     return [row.grants for row in rows]
 
 
-def _that_count(tx: Transaction, owner: str) -> list[Grants]:
+def _that_count(tx: Transaction, owner: str) -> Sequence[Grants]:
     """Return the grants of an owner's valid keys, or if there are none, of the last that was valid."""
+    if valid := _of_owner(tx, owner):  # one that has ended does not count, and may be damaged
+        return valid
     # A worker's role may read no other columns.
     query = select(API_KEY.c.grants, API_KEY.c.expires_at, API_KEY.c.revoked_at)
     rows = rows_of(tx, query.where(API_KEY.c.name == owner), API_KEY.c.name, "key")
@@ -157,11 +170,8 @@ def _is_active(tx: Transaction) -> ColumnElement[bool]:
     return API_KEY.c.revoked_at.is_(None) & unexpired
 
 
-def _one(tx: Transaction, key_id: str) -> KeyView:
-    row = next(iter(_rows(tx, select(API_KEY).where(API_KEY.c.id == key_id))), None)
-    if row is None:
-        raise NotFound(f"there is no key {key_id!r}", field="key_id", cure="GET /keys lists the keys")
-    return _view(row._mapping)
+def _unknown(key_id: str) -> NotFound:
+    return NotFound(f"there is no key {key_id!r}", field="key_id", cure="GET /keys lists the keys")
 
 
 def _rows(tx: Transaction, query: Select[Any]) -> Sequence[Row[Any]]:

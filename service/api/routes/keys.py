@@ -10,7 +10,7 @@ from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_QUERY
 from service.api.routes.resources import SettingsOf, StoreOf
-from service.control.keys import issue
+from service.control.keys import issue, revoke
 from service.store import keys
 
 router = APIRouter(
@@ -40,4 +40,4 @@ def revoke_key(key_id: Annotated[str, Path(pattern=r"^[0-9a-f]{8}$")], store: St
 
     Without a valid key, an owner's schedules make no jobs.
     """
-    return store.write(keys.revoke, key_id)
+    return revoke(store, key_id)

@@ -282,3 +282,17 @@ def test_a_key_that_cannot_be_read_is_named_and_keeps_no_other_owner_from_deleti
         assert f"of key {damaged} cannot be read: more: Extra inputs" in problem.detail
     assert store.read(keys.limited_owners) == {"team-b"}, "it may be"
     assert api.delete(f"/jobs/{job}", headers=mine).status_code == 204
+
+
+def test_a_key_that_cannot_be_read_can_be_revoked_and_replaced(
+    api: httpx2.Client, store: Store, model: Path
+) -> None:
+    damaged, old = add(api, **roots(model))
+    with store.writing() as tx:
+        tx.connection.execute(update(API_KEY).where(API_KEY.c.id == damaged).values(grants=cast("{", Text)))
+    problem = problem_of(api.delete(f"/keys/{damaged}", headers=bearer(ADMIN)), 500)
+    assert f"it is revoked, but what is stored of key {damaged} cannot be read" in problem.detail
+    problem_of(api.get("/jobs", headers=old), 401)
+    _, new = add(api, **roots(model))
+    assert api.post("/extract", json=job_body(model), headers=new).status_code == 202
+    assert store.read(keys.limited_owners) == set()
