@@ -13,7 +13,7 @@ from pathlib import Path
 from service.errors import IllegalMove, NotFound, removing
 from service.plan.posted import give_back
 from service.settings import Settings
-from service.store import DeletionLease, Store, deletion
+from service.store import Lease, Store, deletion
 from service.work.keeper import Keeper, Kept
 from service.work.runner import one_of_many, run_next
 
@@ -34,8 +34,7 @@ def delete_job(store: Store, settings: Settings, job_id: str, *, with_dataset: b
         WriteFailed: a folder cannot be removed yet.
     """
     store.write(deletion.begin, job_id, with_dataset=with_dataset)
-    _remove_files(store, settings, job_id, with_dataset=with_dataset)
-    store.write(deletion.forget, job_id)
+    _delete(store, settings, job_id)
 
 
 def run_deletion(
@@ -43,9 +42,8 @@ def run_deletion(
 ) -> bool:
     """Delete one job whose deletion has begun; return whether there was one. Failures are retried."""
 
-    def work(lease: DeletionLease, kept: Kept) -> None:
-        _remove_files(store, settings, lease.job_id, with_dataset=lease.with_dataset)
-        while store.write(deletion.forget, lease.job_id):
+    def work(lease: Lease, kept: Kept) -> None:
+        while _delete(store, settings, lease.job_id):
             kept.check()
             time.sleep(PAUSE_S)
 
@@ -70,6 +68,13 @@ def run_retention(
             with one_of_many("deleting old", store, job_id), suppress(NotFound, IllegalMove):
                 store.write(deletion.begin, job_id, with_dataset=settings.delete_old_datasets)
     return False
+
+
+def _delete(store: Store, settings: Settings, job_id: str) -> bool:
+    """Remove a job's folders, and some of its records; return whether any are left. Raises WriteFailed."""
+    with_dataset = store.read(deletion.takes_dataset, job_id)  # a later call may ask for that, too
+    _remove_files(store, settings, job_id, with_dataset=with_dataset)
+    return store.write(deletion.forget, job_id, keeps_dataset=not with_dataset)
 
 
 def _remove_files(store: Store, settings: Settings, job_id: str, *, with_dataset: bool) -> None:

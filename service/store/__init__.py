@@ -3,7 +3,6 @@
 from service.store.database import Store, Transaction
 from service.store.values import (
     HOME,
-    DeletionLease,
     JobRow,
     Lease,
     NewJob,
@@ -21,7 +20,6 @@ from service.store.values import (
 
 __all__ = [
     "HOME",
-    "DeletionLease",
     "JobRow",
     "Lease",
     "NewJob",

@@ -25,8 +25,8 @@ from service.store.tables import (
     UNIT_COMMIT,
     UNIT_PLAN,
 )
-from service.store.transitions import LockedJob, add_task, lock_job, move_job
-from service.store.values import DeletionLease, Lease, TaskKind
+from service.store.transitions import add_task, lock_job, move_job
+from service.store.values import Lease, TaskKind
 
 TOMBSTONE = timedelta(days=30)
 """How long the idempotency key of a deleted job cannot be reused."""
@@ -59,23 +59,29 @@ def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
         tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(deletes_dataset=True))
 
 
-def lease(store: Store, owner: str, ttl_s: float) -> DeletionLease | None:
+def lease(store: Store, owner: str, ttl_s: float) -> Lease | None:
     """Lease the deletion of a job."""
-    return tasks.lease(store, TaskKind.DELETE, _grant, owner, ttl_s)
+    return tasks.lease(store, TaskKind.DELETE, lambda tx, job, lease: lease, owner, ttl_s)
 
 
-def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> DeletionLease:
-    with_dataset = select(JOB.c.deletes_dataset).where(JOB.c.id == job.id)
-    return DeletionLease(**lease.fields(), with_dataset=tx.connection.execute(with_dataset).scalar_one())
+def takes_dataset(tx: Transaction, job_id: str) -> bool:
+    """Return whether the dataset of a job in the data folder goes with the job; False if the job is gone."""
+    return bool(tx.connection.scalar(select(JOB.c.deletes_dataset).where(JOB.c.id == job_id)))
 
 
-def forget(tx: Transaction, job_id: str) -> bool:
-    """Delete some records of a job whose deletion has begun; return whether any are left."""
+def forget(tx: Transaction, job_id: str, *, keeps_dataset: bool = False) -> bool:
+    """Delete some records of a job whose deletion has begun; return whether any are left.
+
+    With `keeps_dataset` the caller has left the dataset; all records stay if it is to go by now, since nobody
+    would know of it any more.
+    """
     try:
         # Lock it first, as whoever leases its task does, so that they cannot deadlock.
         job = lock_job(tx, job_id)
     except NotFound:
         return False  # another process was faster
+    if keeps_dataset and takes_dataset(tx, job_id):
+        return True
     room = MAX_ROWS
     for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT_PLAN, TOKEN_COUNTS, UNIT, TASK):
         mine = select(*table.primary_key).where(table.c.job_id == job_id)

@@ -321,10 +321,3 @@ class WebhookLease(Lease):
 
     url: str
     job: JobSummary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionLease(Lease):
-    """The right to delete a job that has ended, and its dataset in the data folder if `with_dataset`."""
-
-    with_dataset: bool

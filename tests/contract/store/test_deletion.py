@@ -3,6 +3,7 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
@@ -161,6 +162,28 @@ def test_a_dataset_that_was_to_go_goes_where_nothing_but_the_wish_was_recorded(
     store.write(deletion.begin, job_id(1), with_dataset=False)
     delete_old(store, settings)
     assert (work.exists(), dataset.exists()) == (False, False)
+    assert rows_left(store) == {}
+
+
+def test_a_dataset_goes_though_another_deletion_that_keeps_it_is_under_way(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A caller deletes the job alone. 2. Another wants the dataset gone, and dies before it is."""
+    reach(store, JobState.DELETING)
+    settings = settings_in(tmp_path)
+    _, dataset = folders(settings, job_id(1))
+    give_back = service.control.deletion.give_back
+
+    def meanwhile(*args: Any) -> None:
+        give_back(*args)
+        store.write(deletion.begin, job_id(1), with_dataset=True)
+
+    monkeypatch.setattr(service.control.deletion, "give_back", meanwhile)
+    monkeypatch.setattr(service.control.deletion, "PAUSE_S", 0.0)
+    delete_job(store, settings, job_id(1), with_dataset=False)
+    assert store.read(jobs.state, job_id(1)) is JobState.DELETING
+    delete_old(store, settings)
+    assert not dataset.exists()
     assert rows_left(store) == {}
 
 
