@@ -55,12 +55,16 @@ class EventFeed:
         """Yield the job's events with an id above `after`, in order, each once; None after `quiet_s`.
 
         Ends once the job rests and all events are sent, or when the server shuts down: the client reconnects
-        with `Last-Event-ID`. `state` is the job's state at some moment before this call.
+        with `Last-Event-ID`. `state` is the job's state at some moment before this call. If the job never had
+        an event `after`, as where a backup was restored since, all its events are sent.
         """
-        page = await self._stored(job_id, after)
+        page = await self._stored(job_id, after - 1)
+        if not page:
+            after, page = 0, await self._stored(job_id, 0)
         while page:
             for event in page:
-                yield _message(event)
+                if event.id > after:
+                    yield _message(event)
                 after, state = event.id, event.state
             page = [] if len(page) < PAGE_EVENTS or self._stopping() else await self._stored(job_id, after)
         with self._following(job_id) as job:

@@ -68,6 +68,21 @@ def test_a_job_that_was_resumed_since_is_followed_on(store: Store):
     assert anyio.run(follow) == ["1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize(("heard", "heard_then"), [(1, ["2"]), (2, []), (3, ["1", "2"])])
+def test_a_listener_that_heard_more_than_there_is_hears_all(
+    store: Store, heard: int, heard_then: list[str]
+) -> None:
+    """As after a backup was restored. The job is seen running, and ends before its events are read."""
+    store.write(jobs.cancel, JOB)
+
+    async def follow() -> list[str | None]:
+        events = EventFeed(store, lambda: False).follow(JOB, JobState.RUNNING, after=heard)
+        async with asyncio.timeout(10):
+            return [event.id async for event in events]
+
+    assert asyncio.run(follow()) == heard_then
+
+
 def test_a_hundred_listeners_ask_the_store_no_more_than_one(store: Store, settings: Settings):
     """1. Listeners of two jobs read what is stored. 2. Both go on. 3. Each hears all, once, in order."""
     other = job_id_from_content("other")
