@@ -177,7 +177,7 @@ class ScheduleView(ScheduleRules):
 
 
 class UnreadableSchedule(Wire):
-    """A schedule whose stored rules are damaged, or of a later version. It makes no job."""
+    """A schedule whose stored rules or last job are damaged, or of a later version. It makes no job."""
 
     name: ScheduleName
     owner: str | None = None

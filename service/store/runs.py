@@ -18,6 +18,8 @@ from service.store.tables import JOB
 LATE = timedelta(minutes=5)
 """A slot that was not processed within this time counts as missed."""
 RUNS_KEPT = 1000
+JOB_STATE = func.coalesce(RUN.c.job_state, JOB.c.state).label("job_state")
+"""The state of a run's job, which may be deleted by now."""
 
 
 def record(
@@ -62,10 +64,13 @@ def is_failing(tx: Transaction, row: RowMapping) -> bool:
         if following is not None and following <= tx.now:
             return True
     bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
-    last = page(tx, row["number"], limit=1)
-    if any(run.outcome is RunOutcome.SKIPPED for run in last):
-        last = page(tx, row["number"], limit=1, with_job=True)
-    return any(run.job_id is None or run.job_state in bad for run in last)
+    # Without the problem of the job, which may be damaged, too.
+    runs = select(RUN.c.outcome, RUN.c.job_id, JOB_STATE).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
+    newest = runs.where(RUN.c.schedule == row["number"]).order_by(RUN.c.slot.desc()).limit(1)
+    last = tx.connection.execute(newest).one_or_none()
+    if last is not None and last.outcome is RunOutcome.SKIPPED:
+        last = tx.connection.execute(newest.where(RUN.c.job_id.is_not(None))).one_or_none()
+    return last is not None and (last.job_id is None or last.job_state in bad)
 
 
 def page(
@@ -74,19 +79,15 @@ def page(
     *,
     before: datetime | None = None,
     limit: int,
-    with_job: bool = False,
 ) -> list[RunView]:
-    """Return a schedule's slots before `before`, newest first; `with_job`, those that became a job."""
-    job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("job_state")
-    of_run = RUN.c.slot, RUN.c.outcome, RUN.c.at, RUN.c.detail, RUN.c.job_id, job_state
+    """Return a schedule's slots before `before`, newest first."""
+    of_run = RUN.c.slot, RUN.c.outcome, RUN.c.at, RUN.c.detail, RUN.c.job_id, JOB_STATE
     query = select(*of_run, JOB.c.samples_written, JOB.c.samples_rejected, JOB.c.problem).outerjoin(
         JOB, JOB.c.id == RUN.c.job_id
     )
     query = query.where(RUN.c.schedule == schedule).order_by(RUN.c.slot.desc()).limit(limit)
     if before is not None:
         query = query.where(RUN.c.slot < before)
-    if with_job:
-        query = query.where(RUN.c.job_id.is_not(None))
     return [_view(dict(row._mapping)) for row in rows_of(tx, query, RUN.c.job_id)]
 
 

@@ -10,10 +10,11 @@ import pytest
 from sqlalchemy import Text, cast, func, update
 
 from schemas.job import JobState
-from schemas.schedule import NewSchedule, ScheduleView, UnreadableSchedule
+from schemas.schedule import NewSchedule, ScheduleState, ScheduleView, UnreadableSchedule
 from schemas.webhook import Webhook
 from schemas.worker import WorkerStatus
 from service.control.deletion import run_retention
+from service.control.scheduling import run_slots
 from service.errors import QuarryError
 from service.settings import Settings
 from service.store import (
@@ -251,8 +252,11 @@ def test_a_schedule_whose_rules_cannot_be_read_hides_no_other_from_the_metrics(
     """If one is due, nobody can decide its slot: it is failing."""
     for seconds, failing in (0, False), (DAY_S, True):
         clock.advance(seconds)
-        said = {name: is_failing for name, _, is_failing in two_schedules.read(schedules.health)}
-        assert said == {"one": failing, "two": False}
+        assert health(two_schedules) == {"one": failing, "two": False}
+
+
+def health(store: Store) -> dict[str, bool]:
+    return {name: is_failing for name, _, is_failing in store.read(schedules.health)}
 
 
 def test_a_schedule_whose_rules_cannot_be_read_keeps_no_other_at_a_wrong_slot(
@@ -290,3 +294,19 @@ def test_a_schedule_whose_last_job_cannot_be_read_names_the_job(
         tx.connection.execute(update(JOB).values(problem=cast("{", Text)))
     with pytest.raises(QuarryError, match=f"of job {made.job_id} cannot be read"):
         two_schedules.read(schedules.past, "two")
+    *_, shown = two_schedules.read(schedules.page)
+    assert isinstance(shown, UnreadableSchedule) and str(made.job_id) in shown.problem.detail
+
+
+def test_a_schedule_whose_last_job_cannot_be_read_is_in_the_metrics_and_paused_at_its_next_slot(
+    two_schedules: Store, database: Store, clock: Clock, tmp_path: Path
+) -> None:
+    made = two_schedules.write(schedules.run_now, "two")
+    with database.writing() as tx:
+        tx.connection.execute(update(JOB).where(JOB.c.id == made.job_id).values(problem=cast("{", Text)))
+    assert not health(two_schedules)["two"]
+    clock.advance(DAY_S)
+    run_slots(two_schedules, Settings(data_dir=tmp_path), OWNER, lambda: False, Keeper(two_schedules, TTL_S))
+    *_, shown = two_schedules.read(schedules.page)
+    assert isinstance(shown, ScheduleView) and shown.state is ScheduleState.PAUSED
+    assert health(two_schedules)["two"]
