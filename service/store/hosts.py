@@ -141,15 +141,15 @@ def forget(tx: Transaction, host_id: str) -> int:
     holds = held.where(is_there_alone).exists()
     in_order = select(JOB.c.id).where(holds, JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
     job_ids = tx.connection.scalars(in_order.with_for_update()).all()
-    locked = []
+    counts = Counter[str]()
     for job_id in job_ids:
         try:
-            locked.append(lock_job(tx, job_id))
+            with tx.connection.begin_nested():
+                counts += _run_again(tx, lock_job(tx, job_id), lost)
         except (ValueError, LookupError):
             if lost == HOME:  # its units would be taken for those of the next data folder
                 raise
             logger.exception("what host %s holds of job %s cannot run again", host_id, job_id)
-    counts = sum((_run_again(tx, job, lost) for job in locked), Counter[str]())
     totals.keep(tx, counts)  # locked after the jobs
     if lost == HOME:
         on = select(JOB.c.id).where(JOB.c.state.not_in(OVER))

@@ -21,6 +21,7 @@ from service.store import (
     Lease,
     NewJob,
     Store,
+    TaskState,
     canaries,
     captured_samples,
     commits,
@@ -38,7 +39,7 @@ from service.store import (
 from service.store.clock import set_slots_right
 from service.store.schedule_tables import SCHEDULE
 from service.store.stopping import stop
-from service.store.tables import CANARY, EVENT, JOB, REJECT, WORKER
+from service.store.tables import CANARY, EVENT, JOB, REJECT, TASK, WORKER
 from service.store.transitions import lock_job
 from service.work.keeper import Keeper
 from tests.support.finished_job import a_canary
@@ -215,8 +216,9 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_being_deleted_by_its_age(
     assert states == [JobState.CANCELLED, JobState.DELETING]
 
 
+@pytest.mark.parametrize("column", [JOB.c.problem, TASK.c.problem])
 def test_a_job_that_cannot_be_read_keeps_no_other_from_running_again_elsewhere(
-    store: Store, database: Store
+    store: Store, database: Store, column: Any
 ) -> None:
     """1. A host has captured units of both. 2. It is lost. 3. The damaged row is put right."""
     store.write(hosts.register, "a" * 32, "home", is_home=True)
@@ -226,11 +228,14 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_running_again_elsewhere(
         lease = units.lease(store, OWNER, TTL_S, host=far)
         assert lease is not None
         commit(store, lease)
-    damage(database, JOB.c.problem, JOB.c.id)
+    with database.writing() as tx:  # of a publishing job, the tasks are read, too
+        tx.connection.execute(update(JOB).values(state=JobState.PUBLISHING))
+        tx.connection.execute(update(TASK).values(state=TaskState.FAILED))
+    damage(database, column, JOB.c.id if column.table is JOB else TASK.c.job_id)
     assert store.write(hosts.forget, "b" * 32) == 1
     assert store.read(jobs.job, SECOND).progress.units_done == 0
     with database.writing() as tx:
-        tx.connection.execute(update(JOB).values(problem=None))
+        tx.connection.execute(update(column.table).values({column: None}))
     assert store.write(hosts.forget, "b" * 32) == 1
 
 
