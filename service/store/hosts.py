@@ -192,7 +192,8 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> Counter[str]:
     storing = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.STORE, TASK.c.item == host
     tx.connection.execute(update(TASK).where(*storing).values(waits | {"state": TaskState.DONE}))
     publishing = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.PUBLISH
-    tx.connection.execute(delete(TASK).where(*publishing))
+    # Its epoch is kept: an attempt may still be under way.
+    tx.connection.execute(update(TASK).where(*publishing).values(waits | {"state": TaskState.DONE}))
     counted = Counter(
         units_done=len(units),
         samples_written=int(samples or 0),

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import LeaseLost
-from service.store import Store, jobs, plans, publishing, tasks
+from service.store import Store, hosts, jobs, plans, publishing, tasks
 from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
@@ -136,3 +136,20 @@ def test_a_job_was_captured_when_its_last_unit_was_committed(store: Store, clock
         assert lease_publish(store).captured_at == captured_at
         stop_job(store, job_id(1))
         store.write(jobs.resume, job_id(1))
+
+
+def test_an_attempt_from_before_a_lost_host_is_fenced_where_the_same_owner_publishes_anew(
+    store: Store,
+) -> None:
+    """1. The data folder is given up during the publishing. 2. Its unit is captured in the next one."""
+    store.write(hosts.register, "a" * 32, "home", is_home=True)
+    capture(store, repo_id=REPO)
+    before = lease_publish(store)
+    assert store.write(hosts.forget, "a" * 32) == 1
+    store.write(hosts.register, "b" * 32, "home", is_home=True)
+    commit(store, lease_unit(store))
+    anew = lease_publish(store)
+    with pytest.raises(LeaseLost):
+        store.write(publishing.complete, before, "c0ffee")
+    store.write(publishing.complete, anew, "c0ffee")
+    assert store.read(jobs.state, job_id(1)) is JobState.COMPLETED
