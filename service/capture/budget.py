@@ -24,7 +24,7 @@ class InFlight:
     """A first-in-first-out budget. A request larger than the whole budget is admitted on its own."""
 
     def __init__(self, max_tokens: int, max_requests: int) -> None:
-        self._max_tokens, self._max_requests = max_tokens, max_requests
+        self.max_tokens, self.max_requests = max_tokens, max_requests
         self.tokens = 0
         self.requests = 0
         self._admitted = 0
@@ -43,7 +43,7 @@ class InFlight:
         With `ahead`, do not queue. With `alone`, wait until nothing else is held, and let nothing else in.
         """
         if alone:
-            num_tokens = max(num_tokens, self._max_tokens + 1)
+            num_tokens = max(num_tokens, self.max_tokens + 1)
         async with nullcontext() if ahead else self._queue, self._first:
             while not self._fits(num_tokens):
                 self._room.clear()
@@ -77,5 +77,5 @@ class InFlight:
             await asyncio.sleep(left if left > 0 else seconds)
 
     def _fits(self, num_tokens: int) -> bool:
-        has_room = self.tokens + num_tokens <= self._max_tokens and self.requests < self._max_requests
+        has_room = self.tokens + num_tokens <= self.max_tokens and self.requests < self.max_requests
         return has_room or not self.requests

@@ -195,7 +195,7 @@ async def capture_prompts(
 
     The last of several may take its beginning from the prefix cache; every token of the others is computed.
     Of a longer prompt, those of its `last_tokens`. With `alone`, nothing else is in the engine meanwhile.
-    With `company`, those prompts are, as far as the budget lets them; all begin at once, and none reads the
+    With `company`, those prompts are, if the budget has room for all; all begin at once, and none reads the
     cache.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.

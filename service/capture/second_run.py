@@ -23,7 +23,7 @@ from service.capture.budget import InFlight
 from service.capture.canary import capture_prompts
 from service.capture.session import EngineSession
 from service.errors import StatesWrong, WriteFailed
-from service.proof.canary import canary_prompts
+from service.proof.canary import MOST_PROMPTS, canary_prompts
 from service.proof.second_run import LayerBound, compare, layer_bound
 from service.settings import Settings
 from service.store import UnitLease
@@ -94,18 +94,22 @@ async def run_again(
     async with session.before_second_run:
         if not session.ran_again & {(way, is_shared), (way, True)}:
             # Of two runs without company, or with it, both may be right, or equally wrong.
-            company = [] if is_shared else _company(session)
             chosen = _choose(lease, first, is_first=True)
-            cosine = await _run(*parts, chosen, alone=is_shared, company=company)
+            cosine = await _run(*parts, chosen, alone=is_shared, beside=not is_shared)
             if cosine is not None:
                 session.ran_again.add((way, is_shared))
             return cosine
     return await _run(*parts, _choose(lease, rows, is_first=False), alone=False)
 
 
-def _company(session: EngineSession) -> list[list[int]]:
-    """Return prompts to share the engine with, the longest first: the others come while it is computed."""
-    return canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)[::-1]
+def _company(session: EngineSession, budget: InFlight, num_tokens: int) -> list[list[int]]:
+    """Return prompts for which there is room beside `num_tokens`: if one had to wait, so would the row.
+
+    The longest comes first: the others come while it is computed.
+    """
+    most = max(1, (budget.max_tokens - num_tokens) // MOST_PROMPTS)
+    prompts = canary_prompts(session.head.vocab_size, min(session.spec.max_model_len - 1, most))
+    return prompts[::-1][: budget.max_requests - 1]
 
 
 async def _run(
@@ -117,7 +121,7 @@ async def _run(
     chosen: _Row | None,
     *,
     alone: bool,
-    company: Sequence[Sequence[int]] = (),
+    beside: bool = False,
 ) -> float | None:
     """Run the chosen row, if one is; return the least median cosine of its layers."""
     if chosen is None:
@@ -134,7 +138,7 @@ async def _run(
         [ids],
         last_tokens=chosen.compared,
         alone=alone,
-        company=company,
+        company=_company(session, budget, chosen.tokens) if beside else (),
     )
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:

@@ -62,6 +62,7 @@ last. More of them would take more memory in every layer, and a few wrong ones w
 _LENGTHS = (1, 17, JUDGED_TOKENS)
 _LONGEST = 1024 + JUDGED_TOKENS
 """All of the tokens of such a prompt that are compared are past a sliding window of 1,024."""
+MOST_PROMPTS = len(_LENGTHS) + 2
 _OWN_TAIL = 29
 """Tokens by which the last two prompts differ."""
 _CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
