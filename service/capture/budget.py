@@ -37,15 +37,17 @@ class InFlight:
         """When the engine last made progress, or was last idle before a request."""
 
     @asynccontextmanager
-    async def hold(self, num_tokens: int, *, ahead: bool = False, alone: bool = False) -> AsyncIterator[Held]:
-        """Wait until `num_tokens` fit, hold them during the body, then release them.
+    async def hold(
+        self, num_tokens: int, *, num_requests: int = 1, ahead: bool = False, alone: bool = False
+    ) -> AsyncIterator[Held]:
+        """Wait until `num_tokens` of `num_requests` fit, hold them during the body, then release them.
 
         With `ahead`, do not queue. With `alone`, wait until nothing else is held, and let nothing else in.
         """
         if alone:
             num_tokens = max(num_tokens, self.max_tokens + 1)
         async with nullcontext() if ahead else self._queue, self._first:
-            while not self._fits(num_tokens):
+            while not self._fits(num_tokens, num_requests):
                 self._room.clear()
                 await self._room.wait()
             if not self.requests:
@@ -53,7 +55,7 @@ class InFlight:
                 ENGINE.enter("busy")
             held = Held(is_shared=self.requests > 0)
             self.tokens += num_tokens
-            self.requests += 1
+            self.requests += num_requests
             self._admitted += 1
             admitted = self._admitted
         try:
@@ -62,7 +64,7 @@ class InFlight:
             held.is_shared = held.is_shared or self._admitted > admitted
             self._changed = time.monotonic()
             self.tokens -= num_tokens
-            self.requests -= 1
+            self.requests -= num_requests
             if not self.requests:
                 ENGINE.enter("idle")
             self._room.set()
@@ -76,6 +78,8 @@ class InFlight:
         while (left := self._changed + seconds - time.monotonic()) > 0 or not self.requests:
             await asyncio.sleep(left if left > 0 else seconds)
 
-    def _fits(self, num_tokens: int) -> bool:
-        has_room = self.tokens + num_tokens <= self.max_tokens and self.requests < self.max_requests
-        return has_room or not self.requests
+    def _fits(self, num_tokens: int, num_requests: int) -> bool:
+        if not self.requests:
+            return True
+        has_room = self.tokens + num_tokens <= self.max_tokens
+        return has_room and self.requests + num_requests <= self.max_requests

@@ -195,8 +195,7 @@ async def capture_prompts(
 
     The last of several may take its beginning from the prefix cache; every token of the others is computed.
     Of a longer prompt, those of its `last_tokens`. With `alone`, nothing else is in the engine meanwhile.
-    With `company`, those prompts are, if the budget has room for all; all begin at once, and none reads the
-    cache.
+    With `company`, those prompts are; all begin at once, and none reads the cache.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
@@ -213,16 +212,19 @@ async def capture_prompts(
         async def run(row: int, ids: Sequence[int], *, reads_cache: bool) -> None:
             name, ref = f"canary-{row_name(attempt_id, row)}", RowRef(attempt_id, row, len(ids))
             prompt = Prompt(name, tuple(ids), ref, reads_cache=reads_cache)
-            # Captured units wait for the answer: behind the rows of all that follow, a stop would lose them.
-            async with budget.hold(len(ids), ahead=True, alone=alone):
-                await _answered(session, budget, prompt, settings.engine_silence_s)
+            await _answered(session, budget, prompt, settings.engine_silence_s)
+            budget.heard()
 
+        # Captured units wait for the answers: behind the rows of all that follow, a stop would lose them.
         if company:
-            await _all(run(row, ids, reads_cache=False) for row, ids in enumerate(beside))
+            # For all at once: if they came one by one, as others leave, each might have a step to itself.
+            async with budget.hold(sum(map(len, beside)), num_requests=len(beside), ahead=True):
+                await _all(run(row, ids, reads_cache=False) for row, ids in enumerate(beside))
         else:
             for row, ids in enumerate(prompts):
-                # One after the other, so that the last prompt's prefix is in the cache when it comes.
-                await run(row, ids, reads_cache=0 < row == len(prompts) - 1)
+                async with budget.hold(len(ids), ahead=True, alone=alone):
+                    # One after the other, so that the last prompt's prefix is in the cache when it comes.
+                    await run(row, ids, reads_cache=0 < row == len(prompts) - 1)
         sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
         if dropped := sorted(row for receipt in sealed for row in receipt.void):
             raise EngineDied(f"the engine dropped prompts {dropped}, which ran beside unit {lease.item}")

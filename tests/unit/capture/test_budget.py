@@ -130,3 +130,20 @@ async def test_a_request_is_shared_if_another_came_before_it_left_or_was_there_w
         pass
     shared = [held.is_shared for held in (lone, first, second, last)]
     assert shared == [False, True, True, False]
+
+
+@in_a_loop
+async def test_several_requests_wait_until_there_is_room_for_all_of_them():
+    budget, held = InFlight(100, 4), asyncio.Event()
+
+    async def several() -> None:
+        async with budget.hold(30, num_requests=3, ahead=True):
+            held.set()
+
+    async with budget.hold(10):
+        async with budget.hold(10):
+            waiting = asyncio.create_task(several())
+            await asyncio.sleep(0)
+            assert not held.is_set()
+        await waiting
+    assert (budget.requests, budget.tokens) == (0, 0)
