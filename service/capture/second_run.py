@@ -21,7 +21,7 @@ from schemas.receipts import UnitSealed
 from service.capture.attempt_files import attempt_folder
 from service.capture.budget import InFlight
 from service.capture.canary import capture_prompts
-from service.capture.session import EngineSession
+from service.capture.session import EngineSession, How
 from service.errors import StatesWrong, WriteFailed
 from service.proof.canary import MOST_PROMPTS, canary_prompts
 from service.proof.second_run import LayerBound, compare, layer_bound
@@ -70,11 +70,11 @@ async def run_again(
     `answers` has the place of the first token of each row's new answer, `shared` the rows that shared the
     engine with another request.
 
-    First one row of an engine and a way of capture, while other units wait for the verdict: with the engine
-    to itself, or if it had that the first time, beside a canary's prompts. Such a row is right also where the
-    rows of other units are not, so those owe a second run still. Later of as many rows as `SHARE` allows, in
-    a batch with others, for which the engine need not run empty. None of a job that skips the canary, whose
-    report has the bounds.
+    First one row of an engine and a way of capture, while other units wait for the verdict: beside a canary's
+    prompts, and with the engine to itself if it shared that the first time. Neither suffices: such a row may
+    share no step of the engine, and be right where a larger batch is wrong. A row that had the engine to
+    itself leaves the other run owed. Later of as many rows as `SHARE` allows, in a batch with others, for
+    which the engine need not run empty. None of a job that skips the canary, whose report has the bounds.
 
     Raises StatesWrong, EngineDied if the engine failed another unit, and what `capture_prompts` raises.
     """
@@ -90,16 +90,17 @@ async def run_again(
     way = lease.identity.capture if answered else None
     first = answered or rows
     first = [row for row in first if row.is_shared] or first
-    is_shared = any(row.is_shared for row in first)
+    hows: list[How] = ["alone", "beside"] if any(row.is_shared for row in first) else ["beside"]
     async with session.before_second_run:
-        if not session.ran_again & {(way, is_shared), (way, True)}:
-            # Of two runs without company, or with it, both may be right, or equally wrong.
+        if owed := [how for how in hows if (way, how) not in session.ran_again]:
             chosen = _choose(lease, first, is_first=True)
-            cosine = await _run(*parts, chosen, alone=is_shared, beside=not is_shared)
-            if cosine is not None:
-                session.ran_again.add((way, is_shared))
-            return cosine
-    return await _run(*parts, _choose(lease, rows, is_first=False), alone=False)
+            cosines = []
+            for how in owed:
+                if (cosine := await _run(*parts, chosen, how=how)) is not None:
+                    session.ran_again.add((way, how))
+                    cosines.append(cosine)
+            return min(cosines, default=None)
+    return await _run(*parts, _choose(lease, rows, is_first=False))
 
 
 def _company(session: EngineSession, budget: InFlight, num_tokens: int) -> list[list[int]]:
@@ -120,8 +121,7 @@ async def _run(
     bounds: Sequence[LayerBound],
     chosen: _Row | None,
     *,
-    alone: bool,
-    beside: bool = False,
+    how: How | None = None,
 ) -> float | None:
     """Run the chosen row, if one is; return the least median cosine of its layers."""
     if chosen is None:
@@ -137,8 +137,8 @@ async def _run(
         budget,
         [ids],
         last_tokens=chosen.compared,
-        alone=alone,
-        company=_company(session, budget, chosen.tokens) if beside else (),
+        alone=how == "alone",
+        company=_company(session, budget, chosen.tokens) if how == "beside" else (),
     )
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from schemas.dataset.manifest import CanaryReport
 from schemas.identity import Identity, Provenance, layer_info
@@ -26,6 +26,9 @@ from service.work.meters import ENGINE, LOADS
 
 if TYPE_CHECKING:
     from service.proof.head import Head
+
+How = Literal["alone", "beside"]
+"""How a row runs again: with the engine to itself, having shared it the first time, or beside others."""
 
 
 def spec_for(lease: UnitLease, settings: Settings) -> EngineSpec:
@@ -70,11 +73,8 @@ class EngineSession:
     """Set once a unit's failure counted against the worker, until all have ended that may fail with it."""
     has_captured: bool = False
     """Whether a unit that it captured was committed."""
-    ran_again: set[tuple[str | None, bool]] = field(default_factory=set)
-    """The ways of capture in which a row had the same states a second time.
-
-    And whether that row shared the engine the first time, and had it to itself then, or the reverse.
-    """
+    ran_again: set[tuple[str | None, How]] = field(default_factory=set)
+    """The ways of capture in which a row had the same states a second time, and how it ran then."""
     before_second_run: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while that is found out; proven units wait for it."""
 

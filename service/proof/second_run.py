@@ -2,11 +2,10 @@
 
 The canary's prompts have the engine to themselves, while the rows of a unit share its batches, find their
 beginnings in the prefix cache, are computed in pieces, and answers token by token. An engine that goes wrong
-only then is wrong in the row and right in the second run, or the reverse where a row had the engine to itself
-and runs again beside others. Only the first of an engine has other company: a later one detects what depends
-on the batch. The bounds follow from the canary: how far a token may be off,
-and how many may be further off, since what two libraries differ by is more than what two batches of one
-engine should.
+only then is wrong in the row and right in the second run by itself, or the reverse where the row was computed
+by itself and runs again beside others. Only the first of an engine runs in both ways: a later one detects
+what depends on the batch. The bounds follow from the canary: how far a token may be off, and how many may be
+further off, since what two libraries differ by is more than what two batches of one engine should.
 
 Imports torch: import it lazily.
 

@@ -76,9 +76,10 @@ ABOUT: dict[Check, tuple[str, str]] = {
     Check.SECOND: (
         "one row of an engine and a way of capture, then at most 0.5% of the tokens, before the unit commits",
         "the row is computed again, without the prefix cache, up to its 4,096th token or 256 MiB of states, "
-        "or as far as to see its answer, at first with the engine to itself, or beside a canary's prompts if "
-        "it had that before, later in a batch with others: in each piece of 129 tokens, of prompt or answer, "
-        "every layer has the same states, within rounding. Not of a job that skips the canary",
+        "or as far as to see its answer, at first beside a canary's prompts, and also with the engine to "
+        "itself unless it had that before, later in a batch with others: in each piece of 129 tokens, of "
+        "prompt or answer, every layer has the same states, within rounding. Not of a job that skips the "
+        "canary",
     ),
     Check.SILENCE: (
         "every unit, capture",
