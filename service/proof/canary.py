@@ -142,7 +142,7 @@ def judge(
                 f"layer {layer_id} {looks}: median distance {own:.2e} to its own reference, "
                 f"{median:.2e} to that layer"
             )
-        _check_scale(layer_id, distances, min_cosine)
+        _check_scale(layer_id, distances, most_scale(min_cosine))
         layers.append(_agreement(layer_id, distances, dtype))
     return tuple(layers)
 
@@ -190,8 +190,9 @@ def judge_by_noise(
         for of_prompt, noise_of_prompt in zip(distances, noise, strict=True):
             if len(of_prompt.own_T) >= _LONG_PROMPT:
                 _check_noise(layer_id, of_prompt.own_T, noise_of_prompt.own_T, _ROUNDING[dtype])
-        noise_cosine = float(torch.cat([of_prompt.cosine_T for of_prompt in noise]).median())
-        _check_scale(layer_id, distances, noise_cosine)
+        cosine = float(torch.cat([of_prompt.cosine_T for of_prompt in noise]).quantile(0.5 - _LATER))
+        # Noise that is `_NOISE_FACTOR` times as large takes so much more from the cosine.
+        _check_scale(layer_id, distances, max(_LEAST_SCALE, _NOISE_FACTOR**2 * (1 - cosine)))
         medians = {
             "median_rel_error": float(error_T.median()),
             "own_median_rel_error": float(noise_T.median()),
@@ -292,9 +293,9 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
     )
 
 
-def _check_scale(layer_id: int, distances: Sequence[_Distance], min_cosine: float) -> None:
+def _check_scale(layer_id: int, distances: Sequence[_Distance], most: float) -> None:
     scale = float(torch.cat([distance.length_T for distance in distances]).median())
-    if not abs(scale - 1) <= most_scale(min_cosine):
+    if not abs(scale - 1) <= most:
         raise _rescaled(layer_id, scale)
 
 

@@ -66,13 +66,13 @@ def exact(tmp_path_factory) -> States:
     return states_of(model, canary_prompts(VOCAB_SIZE, 129))
 
 
-def noisy(exact: States, seed: int) -> States:
-    """Return states of which a third of the tokens are 0.4 off and the others 0.01, as a router does it."""
+def noisy(exact: States, seed: int, struck: float = 1 / 3, size: float = 1.0) -> States:
+    """Return states of which a share of the tokens is 0.4 off and the others 0.01, as a router does it."""
     draw = torch.Generator().manual_seed(seed)
 
     def disturbed(states_TH: torch.Tensor) -> torch.Tensor:
-        struck_T = torch.rand(len(states_TH), generator=draw) < 1 / 3
-        size_T1 = torch.where(struck_T, 0.4, 0.01)[:, None]
+        struck_T = torch.rand(len(states_TH), generator=draw) < struck
+        size_T1 = size * torch.where(struck_T, 0.4, 0.01)[:, None]
         noise_TH = torch.nn.functional.normalize(torch.randn(states_TH.shape, generator=draw), dim=1)
         length_T1 = torch.linalg.vector_norm(states_TH, dim=1, keepdim=True)
         return states_TH + size_T1 * length_T1 * noise_TH
@@ -213,6 +213,13 @@ def test_what_the_reference_loses_by_itself_is_no_fault_of_the_engine(exact):
         assert layer.cosine == pytest.approx(1 / math.hypot(1, 0.4), abs=0.03), (
             "one of both struck most tokens"
         )
+
+
+@pytest.mark.parametrize(("struck", "size"), [(1 / 3, 1.0), (0.48, 1.0), (0.52, 1.0), (0.8, 1.0), (0.8, 1.8)])
+def test_an_engine_with_the_noise_of_the_reference_or_nearly_twice_as_much_passes(exact, struck, size):
+    for seed in range(10):
+        captured, rounded = noisy(exact, seed, struck, size), noisy(exact, 100 + seed, struck)
+        judge_by_noise(captured, rounded, exact, LAYER_IDS, NUM_LAYERS, "bfloat16")
 
 
 @pytest.mark.parametrize(("plant", "message"), WRONG_IN_NOISE)
