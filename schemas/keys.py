@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 
 from schemas.base import Moment, OpenEnum, Wire
-from schemas.job import Priority
+from schemas.job import Priority, Problem
 from schemas.names import SCHEDULE_NAME_PATTERN
 
 EVERY_NAMESPACE = "*"
@@ -87,7 +87,17 @@ class IssuedKey(KeyView):
     key: str
 
 
+class UnreadableKey(Wire):
+    """A key whose stored grants are damaged, or of a later version. It lets nobody in, and can be revoked."""
+
+    id: str
+    name: KeyName
+    revoked_at: datetime | None = None
+    problem: Problem
+
+
 class KeyList(Wire):
     """All keys, oldest first, including revoked and expired ones."""
 
     keys: tuple[KeyView, ...]
+    unreadable: tuple[UnreadableKey, ...] = ()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from schemas.keys import KeyView, NewKey, Scope
-from service.cli.console import AsJson, group, show_list
+from service.cli.console import EXIT_NOT_COMPLETE, AsJson, complain, group, show_list
 from service.cli.server import SERVER, Quarry
 from service.control.request_body import parse_body
 
@@ -60,7 +60,14 @@ def add(
 @app.command("list")
 def list_keys(quarry: Quarry = SERVER, as_json: AsJson = False) -> None:
     """List keys, oldest first, including revoked and expired ones."""
-    _show(quarry.keys().keys, as_json)
+    listed = quarry.keys()
+    _show(listed.keys, as_json)
+    # One that is revoked does no harm any more, and stays.
+    problems = [one.problem for one in listed.unreadable if one.revoked_at is None]
+    for problem in problems:
+        complain(problem)
+    if problems:
+        raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Select, func, insert, or_, select, update
 from sqlalchemy.engine import Row, RowMapping
 
 from schemas.job import ENDED_JOB_STATES
-from schemas.keys import Grants, KeyView, NewKey, Scope
+from schemas.keys import Grants, KeyList, KeyView, NewKey, Scope, UnreadableKey
 from service.errors import KeyRefused, NotFound, QuarryError, QuotaExceeded
 from service.store.database import Transaction
 from service.store.job_rows import rows_of
@@ -32,10 +32,21 @@ def add(tx: Transaction, key_id: str, sha256: str, new: NewKey) -> KeyView:
     return view(tx, key_id)
 
 
-def every(tx: Transaction) -> list[KeyView]:
+def every(tx: Transaction) -> KeyList:
     """Return all keys, oldest first."""
     query = select(API_KEY).order_by(API_KEY.c.created_at, API_KEY.c.id)
-    return [_view(row._mapping) for row in _rows(tx, query)]
+    try:
+        return KeyList(keys=tuple(_view(row._mapping) for row in _rows(tx, query)))
+    except QuarryError:
+        pass  # one by one
+    readable, unreadable = [], []
+    shown = API_KEY.c.id, API_KEY.c.name, API_KEY.c.revoked_at
+    for row in tx.connection.execute(query.with_only_columns(*shown)).all():
+        try:
+            readable.append(view(tx, row.id))
+        except QuarryError as error:
+            unreadable.append(UnreadableKey(**row._mapping, problem=error.problem()))
+    return KeyList(keys=tuple(readable), unreadable=tuple(unreadable))
 
 
 def exists(tx: Transaction) -> bool:

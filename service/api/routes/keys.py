@@ -31,7 +31,7 @@ def add_key(new: NewKey, store: StoreOf, settings: SettingsOf) -> IssuedKey:
 @router.get("", responses=problem_responses(422))
 def list_keys(store: StoreOf) -> KeyList:
     """List all keys, without their secrets."""
-    return KeyList(keys=tuple(store.read(keys.every)))
+    return store.read(keys.every)
 
 
 @router.delete("/{key_id}", responses=problem_responses(404, 422))

@@ -3,14 +3,18 @@
 import json
 import secrets
 import socket
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
 import pytest
+import typer
 from sqlalchemy import Text, cast, text, update
 
 from schemas.keys import Grants, Scope
+from service.cli.keys import list_keys
+from service.client import Quarry
 from service.control.keys import check_bind
 from service.errors import OptionRefused
 from service.settings import Settings
@@ -277,11 +281,31 @@ def test_a_key_that_cannot_be_read_is_named_and_keeps_no_other_owner_from_deleti
     with store.writing() as tx:
         of_key = update(API_KEY).where(API_KEY.c.id == damaged)
         tx.connection.execute(of_key.values(grants=cast('{"scopes": ["metrics"], "more": 1}', Text)))
-    for path, headers in ("/keys", bearer(ADMIN)), ("/jobs", others):
-        problem = problem_of(api.get(path, headers=headers), 500)
-        assert f"of key {damaged} cannot be read: more: Extra inputs" in problem.detail
+    problem = problem_of(api.get("/jobs", headers=others), 500)
+    assert f"of key {damaged} cannot be read: more: Extra inputs" in problem.detail
     assert store.read(keys.limited_owners) == {"team-b"}, "it may be"
     assert api.delete(f"/jobs/{job}", headers=mine).status_code == 204
+
+
+def test_keys_that_cannot_be_read_are_listed_behind_the_others_and_fail_the_command_until_revoked(
+    api: httpx2.Client, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operator could not find the second of them, nor any other key."""
+    first, whole, last = (add(api, name)[0] for name in ("team-a", "team-b", "team-c"))
+    with store.writing() as tx:
+        tx.connection.execute(update(API_KEY).where(API_KEY.c.id != whole).values(grants=cast("{", Text)))
+    answer = api.get("/keys", headers=bearer(ADMIN)).json()
+    assert [key["id"] for key in answer["keys"]] == [whole]
+    assert [(key["id"], key["name"]) for key in answer["unreadable"]] == [(first, "team-a"), (last, "team-c")]
+    with Quarry(str(api.base_url), key=ADMIN) as quarry:
+        for left in ([first, last], [last], []):
+            with pytest.raises(typer.Exit) if left else nullcontext():
+                list_keys(quarry)
+            said = capsys.readouterr()
+            assert (whole in said.out, [one for one in (first, last) if one in said.err]) == (True, left)
+            if left:
+                problem_of(api.delete(f"/keys/{left[0]}", headers=bearer(ADMIN)), 500)
+    assert all(key["revoked_at"] for key in api.get("/keys", headers=bearer(ADMIN)).json()["unreadable"])
 
 
 def test_a_key_that_cannot_be_read_can_be_revoked_and_replaced(
