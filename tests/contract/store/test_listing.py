@@ -82,7 +82,7 @@ def test_a_listed_job_names_its_model_and_the_kind_of_its_source(store: Store, s
 
 def test_new_events_are_the_newest_of_each_job_and_say_which_jobs_are_gone(store: Store) -> None:
     ids = [submit(store, number).id for number in range(3)]
-    for priority in range(5):
+    for priority in range(1, 6):
         store.write(jobs.set_priority, ids[0], priority)
     new = store.read(jobs.new_events, {ids[0]: 2, ids[1]: 1, ids[2]: 0, "gone": 7}, 3)
     numbers = {
