@@ -120,7 +120,7 @@ async def follow_all(store: CountingStore, ids: list[str], listeners: int) -> li
     while store.reads < listeners + 2:
         await asyncio.sleep(0.01)
     for job_id in ids:
-        for priority in range(10):
+        for priority in range(1, 11):
             await asyncio.to_thread(store.write, jobs.set_priority, job_id, priority)
         await asyncio.to_thread(store.write, jobs.cancel, job_id)
     return await asyncio.gather(*tasks)
@@ -145,7 +145,7 @@ def test_a_listener_that_falls_behind_hears_everything_all_the_same(store: Store
         feed = EventFeed(store, lambda: False)
         fast, slow = (feed.follow(JOB, JobState.QUEUED, after=0) for _ in range(2))
         quick, late = [(await anext(fast)).id], [(await anext(slow)).id]
-        for priority in range(3):
+        for priority in range(1, 4):
             await asyncio.to_thread(store.write, jobs.set_priority, JOB, priority)
             quick.append((await anext(fast)).id)
         late += [(await anext(slow)).id for _ in range(3)]
