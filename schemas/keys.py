@@ -55,7 +55,8 @@ class Grants(Wire):
     max_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="most bytes that its jobs' shards, requests and posted samples take on the service",
+        description="most bytes that its jobs' shards, requests and rejects, and posted samples take on the "
+        "service",
     )
     max_priority: Priority | None = Field(default=None, description="highest priority of its jobs")
     requests_per_minute: int | None = Field(default=None, ge=1, description="limit in each API process")

@@ -30,7 +30,8 @@ def add(
         int | None, typer.Option(min=-100, max=100, help="The highest priority of its jobs.")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Most bytes of its jobs' shards, requests and posted samples.")
+        int | None,
+        typer.Option(min=1, help="Most bytes of its jobs' shards, requests and rejects, and posted samples."),
     ] = None,
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Most requests per minute to each API process.")
