@@ -30,8 +30,10 @@ LENGTH_INCLUDES_SCALING = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", 
 SCALED_LENGTH_MODELS = "gemma3"
 """Model types with this substring have the scaled length with every RoPE type."""
 
-NAMING_ANOTHER = ("speculators_config", "text_model_id", "audio_model_id")
-"""Keys of a drafter, and of Ultravox, whose other model the engine loads, from wherever its path leads."""
+NAMING_ANOTHER = ("speculators_config", "text_model_id", "audio_model_id", "configuration_files")
+"""Keys of a drafter, and of Ultravox, whose other model the engine loads, from wherever its path leads.
+With the last one, transformers reads another file than config.json.
+"""
 
 T = TypeVar("T")
 NAME = TypeAdapter[str](Annotated[str, Field(strict=True)])
@@ -75,7 +77,7 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
     """
     whole = config_json(folder)
     if others := [key for key in NAMING_ANOTHER if whole.get(key) is not None]:
-        detail = f"config.json names another model with '{others[0]}', which the engine would load"
+        detail = f"config.json names another model or config with '{others[0]}', which the engine would load"
         cure = "give that model, or a folder that holds all weights, without the key"
         raise UnknownModel(detail, field="model", cure=cure)
     text = next((whole[key] for key in TEXT_CONFIGS if isinstance(whole.get(key), dict)), whole)

@@ -141,13 +141,13 @@ def test_a_link_to_weights_leads_only_where_the_key_may_load_models_from(
         check(body, settings)
 
 
-@pytest.mark.parametrize("key", ["speculators_config", "text_model_id"])
+@pytest.mark.parametrize("key", ["speculators_config", "text_model_id", "configuration_files"])
 def test_a_config_by_which_the_engine_would_load_another_model_is_refused(tmp_path: Path, key: str) -> None:
     """Neither the roots nor the identity would cover it."""
     folder = templates.write_target(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {key: {"verifier": {"name_or_path": "/other"}}}))
-    with pytest.raises(UnknownModel, match=f"names another model with '{key}'"):
+    with pytest.raises(UnknownModel, match=f"names another model or config with '{key}'"):
         check(request(folder, conversations(1)), Settings(model_roots=(tmp_path,)))
 
 
