@@ -56,11 +56,10 @@ def is_failing(tx: Transaction, row: RowMapping) -> bool:
     if is_due:
         query = select(SCHEDULE.c.rules).where(SCHEDULE.c.number == row["number"])
         try:
-            rules: ScheduleRules | None = tx.connection.scalar(query)
+            rules: ScheduleRules = tx.connection.execute(query).scalar_one()
         except ValidationError:
             return True  # nobody can decide it; the row may be damaged, or of a later version
-        # Without rules, it was deleted since `row` was read.
-        following = None if rules is None else rules.first_after(slot)
+        following = rules.first_after(slot)
         if following is not None and following <= tx.now:
             return True
     bad = {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 
 from schemas.job import JobState
 from schemas.schedule import NewSchedule, RunOutcome, ScheduleChange, ScheduleState
@@ -12,7 +12,6 @@ from service.control import scheduling
 from service.errors import Conflict, NotFound, QuotaExceeded
 from service.settings import Settings
 from service.store import Store, deletion, jobs, runs, schedules
-from service.store.schedule_tables import SCHEDULE
 from service.store.tables import JOB
 from tests.support.store_cases import PROBLEM, ROOMY, Clock, stop_job
 
@@ -379,14 +378,3 @@ def test_lists_come_in_pages(store: Store, clock: Clock) -> None:
     rest = store.read(schedules.past, "a", before=first[-1].slot)
     assert [run.slot for run in (*first, *rest)] == [at(11), at(10), at(9)]
     assert all(run.at - run.slot < timedelta(seconds=1) for run in first)
-
-
-def test_one_that_is_deleted_while_it_is_shown_is_not_failing(store: Store, clock: Clock) -> None:
-    """On PostgreSQL, each statement of a transaction sees what others have committed by then."""
-    store.write(schedules.add, schedule())
-    clock.advance(2 * HOUR_S)
-    with store.writing() as tx:
-        row = tx.connection.execute(select(SCHEDULE)).mappings().one()
-        assert runs.is_failing(tx, row)
-        schedules.remove(tx, "hourly")
-        assert not runs.is_failing(tx, row)
