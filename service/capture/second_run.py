@@ -70,11 +70,13 @@ async def run_again(
     `answers` has the place of the first token of each row's new answer, `shared` the rows that shared the
     engine with another request.
 
-    First one row of an engine and a way of capture, while other units wait for the verdict: beside a canary's
-    prompts, and with the engine to itself if it shared that the first time. Neither suffices: such a row may
-    share no step of the engine, and be right where a larger batch is wrong. A row that had the engine to
-    itself leaves the other run owed. Later of as many rows as `SHARE` allows, in a batch with others, for
-    which the engine need not run empty. None of a job that skips the canary, whose report has the bounds.
+    First one row of an engine and a way of capture, while other units wait for the verdict: by itself, if it
+    shared the engine the first time, and beside a canary's prompts. By itself is not enough: rows that are in
+    the engine at once may each be computed in a step of its own, and are then right where a batch is wrong.
+    Nor is beside others: two batches may be wrong alike. If the row had the engine to itself, the run by
+    itself is owed of a later row that shares the engine. Later of as many rows as `SHARE` allows, in a batch
+    with others, for which the engine need not run empty. None of a job that skips the canary, whose report
+    has the bounds.
 
     Raises StatesWrong, EngineDied if the engine failed another unit, and what `capture_prompts` raises.
     """

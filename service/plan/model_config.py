@@ -31,8 +31,8 @@ SCALED_LENGTH_MODELS = "gemma3"
 """Model types with this substring have the scaled length with every RoPE type."""
 
 NAMING_ANOTHER = ("speculators_config", "text_model_id", "audio_model_id", "configuration_files")
-"""Keys of a drafter, and of Ultravox, whose other model the engine loads, from wherever its path leads.
-With the last one, transformers reads another file than config.json.
+"""Keys of a drafter and of Ultravox that name another model, which the engine loads from wherever it is; and
+one that lists files by version of transformers, which reads that for its own in place of config.json.
 """
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
     whole = config_json(folder)
     if others := [key for key in NAMING_ANOTHER if whole.get(key) is not None]:
         detail = f"config.json names another model or config with '{others[0]}', which the engine would load"
-        cure = "give that model, or a folder that holds all weights, without the key"
+        cure = "give that model, or a folder that holds that config and all weights, without the key"
         raise UnknownModel(detail, field="model", cure=cure)
     text = next((whole[key] for key in TEXT_CONFIGS if isinstance(whole.get(key), dict)), whole)
     values = _Values(whole, text)

@@ -87,8 +87,8 @@ class ShownRow(Wire):
 class Task:
     """The task of reading a request's untrusted inputs: config, tokenizer, template, and the source's rows.
 
-    `located` is None for a local model that is not located yet; it must be below one of `model_roots`, and
-    what links to its weights lead to below one of `weight_roots`, if these are given. The files of `source`
+    `located` is None for a local model that is not located yet. It must be below one of `model_roots`; links
+    to its weights must lead into it, or below one of `weight_roots` if these are given. The files of `source`
     are not listed yet; it is None if there is nothing to read.
     """
 
