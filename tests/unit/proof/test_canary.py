@@ -222,6 +222,15 @@ def test_an_engine_with_the_noise_of_the_reference_or_nearly_twice_as_much_passe
         judge_by_noise(captured, rounded, exact, LAYER_IDS, NUM_LAYERS, "bfloat16")
 
 
+@pytest.mark.parametrize("factor", [0.6, 1.4])
+def test_noise_of_most_tokens_explains_no_other_length(exact, factor):
+    """The distances alone would allow it."""
+    captured, rounded = noisy(exact, 1, struck=0.8), noisy(exact, 2, struck=0.8)
+    stretched(2, factor)(captured, exact)
+    with pytest.raises(StatesWrong, match=r"layer 2 is \S+ times as large as in the model"):
+        judge_by_noise(captured, rounded, exact, LAYER_IDS, NUM_LAYERS, "bfloat16")
+
+
 @pytest.mark.parametrize(("plant", "message"), WRONG_IN_NOISE)
 def test_noise_explains_nothing_that_is_wrong(exact, plant, message):
     with pytest.raises(StatesWrong, match=message):
