@@ -90,10 +90,11 @@ def end_when_captured(tx: Transaction, job: LockedJob) -> None:
     waits = of_job, TASK.c.item.in_(others), TASK.c.state != TaskState.LEASED
     tx.connection.execute(update(TASK).where(*waits).values(state=TaskState.PENDING, not_before=None))
     if not others:
-        # There is one if units of the job were lost with their host.
-        begun = delete(TASK).where(TASK.c.job_id == job.id, TASK.c.kind == TaskKind.PUBLISH)
-        epoch = tx.connection.scalar(begun.returning(TASK.c.epoch)) or 0
-        add_task(tx, job, TaskKind.PUBLISH, subject=job.publish_subject, epoch=epoch)
+        # One that was there when units were lost with their host is done, and keeps its epoch.
+        again = update(TASK).where(TASK.c.job_id == job.id, TASK.c.kind == TaskKind.PUBLISH)
+        again = again.where(TASK.c.state == TaskState.DONE).values(state=TaskState.PENDING)
+        if not tx.connection.execute(again).rowcount:
+            add_task(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
 
 
 def _task(job: LockedJob, host: int) -> ColumnElement[bool]:
