@@ -15,7 +15,7 @@ from service.work.meters import ENGINE
 
 @dataclass(slots=True)
 class Held:
-    """A request's part of the budget. `is_shared`: another held some meanwhile; known once it is released."""
+    """A part of the budget. `is_shared`: another was held at the same time; final once it is released."""
 
     is_shared: bool
 

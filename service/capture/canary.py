@@ -195,7 +195,7 @@ async def capture_prompts(
 
     The last of several may take its beginning from the prefix cache; every token of the others is computed.
     Of a longer prompt, those of its `last_tokens`. With `alone`, nothing else is in the engine meanwhile.
-    With `company`, those prompts are; all begin at once, and none reads the cache.
+    With `company`, those prompts share it; all begin at once, and none reads the cache.
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
@@ -272,7 +272,7 @@ def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
 
 
 def _read(folder: Path, receipts: Sequence[UnitSealed], rows: range, last_tokens: int) -> States:
-    """Return the states of `rows`. Raise WriteFailed if a sealed file cannot be read back."""
+    """Return the states of `rows`, in order. Raises WriteFailed if a sealed file cannot be read back."""
     states: dict[int, dict[int, torch.Tensor]] = {row: {} for row in rows}
     for receipt in receipts:
         if receipt.file is None:

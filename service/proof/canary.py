@@ -191,7 +191,7 @@ def judge_by_noise(
             if len(of_prompt.own_T) >= _LONG_PROMPT:
                 _check_noise(layer_id, of_prompt.own_T, noise_of_prompt.own_T, _ROUNDING[dtype])
         cosine = float(torch.cat([of_prompt.cosine_T for of_prompt in noise]).quantile(0.5 - _LATER))
-        # Noise that is `_NOISE_FACTOR` times as large takes so much more from the cosine.
+        # Noise of `_NOISE_FACTOR` times the size takes its square from the cosine, and lengthens as much.
         _check_scale(layer_id, distances, max(_LEAST_SCALE, _NOISE_FACTOR**2 * (1 - cosine)))
         medians = {
             "median_rel_error": float(error_T.median()),
@@ -294,6 +294,7 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
 
 
 def _check_scale(layer_id: int, distances: Sequence[_Distance], most: float) -> None:
+    """Raise StatesWrong if the median length over all tokens is off by a share of more than `most`."""
     scale = float(torch.cat([distance.length_T for distance in distances]).median())
     if not abs(scale - 1) <= most:
         raise _rescaled(layer_id, scale)
