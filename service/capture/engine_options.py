@@ -6,14 +6,17 @@ Options are checked before the engine starts, so that a mistake costs a second i
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from schemas.generate import Generate
 from schemas.identity import EngineInfo
 from service.capture.engine import WITNESS_TOKENS
-from service.errors import EngineRefused
+from service.errors import EngineDied, EngineRefused
 
 SETTING = "QUARRY_ENGINE_OPTIONS"
+PLUGIN = "quarry"
+"""The name of our entry point among vLLM's plug-ins."""
 
 OURS = {
     **dict.fromkeys(
@@ -186,6 +189,28 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if name.startswith(VARIABLES)}
 
 
+def recorded_plugins(allowed: Collection[str] | None) -> dict[str, str]:
+    """Return the others' plug-ins that vLLM loads into its engine, where they may replace any of its code.
+
+    Args:
+        allowed: the names in VLLM_PLUGINS; None for all that are installed.
+
+    Raises EngineDied if a package brings logits processors: vLLM's model runner V2 applies them to every
+    request, whatever VLLM_PLUGINS says.
+    """
+    for plugin in entry_points(group="vllm.logits_processors"):
+        raise EngineDied(
+            f"{_package(plugin)} brings a logits processor: answers would not be the target's own",
+            cure="uninstall it where the worker runs",
+        )
+    loaded = [
+        _package(plugin)
+        for plugin in entry_points(group="vllm.general_plugins")
+        if plugin.name != PLUGIN and (allowed is None or plugin.name in allowed)
+    ]
+    return {"plugins": ", ".join(sorted(loaded))} if loaded else {}
+
+
 def check_started(
     engine: EngineInfo, *, decode: bool, max_model_len: int, max_num_scheduled_tokens: int | None
 ) -> None:
@@ -223,3 +248,7 @@ def check_generate(generate: Generate | None, engine: EngineInfo) -> None:
 
 def _refused(name: str, detail: str, cure: str) -> EngineRefused:
     return EngineRefused(f"{SETTING}: {detail}", field=f"{SETTING}.{name}", cure=cure)
+
+
+def _package(plugin: EntryPoint) -> str:
+    return f"{plugin.dist.name} {plugin.dist.version}" if plugin.dist else plugin.value

@@ -19,13 +19,11 @@ from vllm.model_executor.models import ModelRegistry
 from connector.plugin import CLASSES
 from connector.plugin.carried import BACKEND, CARRIED, MODELS
 from connector.versions import FIRST_TRIMMED, parse_version
+from service.capture.engine_options import PLUGIN
 from service.capture.model_class import ask_model_class
 from service.errors import EngineRefused
 
 RouteKind = Literal["native", "plugin", "transformers"]
-
-PLUGIN = "quarry"
-"""The name of our entry point among vLLM's plug-ins."""
 
 INCOMPLETE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """On CUDA, vLLM 0.32 has a class of its own for these: it returns no states behind the last layer, and with

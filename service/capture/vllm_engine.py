@@ -53,6 +53,7 @@ from service.capture.engine_options import (
     check_engine_options,
     check_generate,
     check_started,
+    recorded_plugins,
     recorded_variables,
 )
 from service.capture.link import EngineLink
@@ -93,6 +94,7 @@ class VllmEngine:
         """Start vLLM; this takes seconds for a tiny model on a CPU, minutes for a large one."""
         known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         check_engine_options(settings.engine_options, known)
+        plugins = recorded_plugins(envs.VLLM_PLUGINS)
         if len(os.fsencode(get_open_zmq_ipc_path().removeprefix("ipc://"))) > SOCKET_PATH_BYTES:
             detail = f"the path of vLLM's folder is too long for its sockets: {envs.VLLM_RPC_BASE_PATH}"
             raise EngineDied(detail, cure=SHORT_TMPDIR)
@@ -155,6 +157,7 @@ class VllmEngine:
                 "quantization": config.model_config.quantization,
                 "route": route.kind,
                 "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+                **plugins,
                 **recorded_variables(os.environ),
             },
         )

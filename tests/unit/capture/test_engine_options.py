@@ -1,6 +1,7 @@
 """What an operator may not tell the engine is refused by name, with a cure, before the engine starts."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,10 @@ from service.capture.engine_options import (
     check_engine_options,
     check_generate,
     check_started,
+    recorded_plugins,
     recorded_variables,
 )
-from service.errors import EngineRefused
+from service.errors import EngineDied, EngineRefused
 
 KNOWN = {*OURS, *RULES, "async_scheduling", "block_size", "enforce_eager", "max_num_seqs"}
 
@@ -167,3 +169,26 @@ def test_variables_that_change_what_is_captured_are_recorded_and_no_other():
         "HOME": "/root",
     }
     assert recorded_variables(changing | others) == changing
+
+
+def test_others_plug_ins_are_recorded_and_logits_processors_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM's model runner V2 applies installed logits processors to every request, named or not."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = recorded_plugins(["patches"])
+    install(tmp_path, "patches", "[vllm.general_plugins]\npatches = patches:apply\n")
+    assert recorded_plugins(["patches"]) == before | {"plugins": "patches 1.0"}
+    assert recorded_plugins(["quarry"]) == {}
+    assert "patches 1.0" in recorded_plugins(None)["plugins"]
+    install(tmp_path, "marks", "[vllm.logits_processors]\nmark = marks:Mark\n")
+    with pytest.raises(EngineDied, match=r"marks 1\.0 brings a logits processor") as refused:
+        recorded_plugins(["quarry"])
+    assert "uninstall" in str(refused.value.cure)
+
+
+def install(folder: Path, package: str, entry_points: str) -> None:
+    facts = folder / f"{package}-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(entry_points)
