@@ -9,9 +9,9 @@ Imports torch: import it lazily.
 import asyncio
 import logging
 import shutil
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from service.capture.answering import row_name
 from service.capture.attempt_files import attempt_folder, open_attempt
 from service.capture.budget import InFlight
 from service.capture.engine import EngineSpec, Prompt
+from service.capture.interruption import together, unless
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
@@ -212,14 +213,16 @@ async def capture_prompts(
         async def run(row: int, ids: Sequence[int], *, reads_cache: bool) -> None:
             name, ref = f"canary-{row_name(attempt_id, row)}", RowRef(attempt_id, row, len(ids))
             prompt = Prompt(name, tuple(ids), ref, reads_cache=reads_cache)
-            await _answered(session, budget, prompt, settings.engine_silence_s)
+            # It may queue behind a unit's rows.
+            if await unless(session.engine.run(prompt), budget.silence(settings.engine_silence_s)) is None:
+                raise silent(settings.engine_silence_s)
             budget.heard()
 
         # Captured units wait for the answers: behind the rows of all that follow, a stop would lose them.
         if company:
             # For all at once: if they came one by one, as others leave, each might have a step to itself.
             async with budget.hold(sum(map(len, beside)), num_requests=len(beside), ahead=True):
-                await _all(run(row, ids, reads_cache=False) for row, ids in enumerate(beside))
+                await together(run(row, ids, reads_cache=False) for row, ids in enumerate(beside))
         else:
             for row, ids in enumerate(prompts):
                 async with budget.hold(len(ids), ahead=True, alone=alone):
@@ -233,32 +236,6 @@ async def capture_prompts(
     finally:
         await link.abandon(attempt_id)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # or the sweeper
-
-
-async def _answered(session: EngineSession, budget: InFlight, prompt: Prompt, silence_s: float) -> None:
-    """Run a prompt, which may queue behind a unit's rows. Raises EngineStuck if the engine answers none."""
-    answer = asyncio.create_task(session.engine.run(prompt))
-    silence = asyncio.create_task(budget.silence(silence_s))
-    try:
-        await asyncio.wait({answer, silence}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            raise silent(silence_s)
-        answer.result()
-    finally:
-        for task in (answer, silence):
-            task.cancel()
-        await asyncio.gather(answer, silence, return_exceptions=True)
-
-
-async def _all(runs: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once, begun in their order; if one fails, end the others and raise its error."""
-    tasks = [asyncio.create_task(run) for run in runs]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _sample(row: int, ids: Sequence[int]) -> PlannedSample:

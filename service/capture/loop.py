@@ -111,7 +111,7 @@ class Capture:
             WAITS.enter("stop")
             if running := self._tasks():
                 drained = asyncio.wait(running, timeout=self._settings.drain_s)
-                await unless(drained, self._at_once)
+                await unless(drained, self._at_once.wait())
         finally:
             ended.set()
             try:
@@ -142,7 +142,7 @@ class Capture:
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
             pause_s = min(self._settings.lease_s, GAP_S) / BEATS
-            await unless(asyncio.sleep(pause_s), ended, self._news)
+            await unless(asyncio.sleep(pause_s), ended.wait(), self._news.wait())
             self._news.clear()
 
     async def _known_host(self) -> int:
@@ -204,7 +204,7 @@ class Capture:
         WAITS.enter("none")
         unit, self._last_job = self._keep(lease), lease.job_id
         preparing = self._supervised(unit, self._engine_for(unit))
-        session = await unless(preparing, self.stop, unit.lost)
+        session = await unless(preparing, self.stop.wait(), unit.lost.wait())
         if self.stop.is_set():
             return True
         if session is None or not unit.leased:
@@ -369,7 +369,7 @@ class Capture:
 
     async def _pause(self) -> None:
         """Wait until there is room for a unit, `stop` is set, or it is time to poll the store."""
-        await unless(asyncio.sleep(self._settings.poll_s), self.stop, self._room)
+        await unless(asyncio.sleep(self._settings.poll_s), self.stop.wait(), self._room.wait())
         self._room.clear()
 
     async def _give_back(self) -> None:

@@ -22,12 +22,13 @@ from service.capture.answering import Answering, row_name
 from service.capture.attempt_files import INDEX_FILE, attempt_folder, open_attempt, remove_earlier
 from service.capture.budget import InFlight
 from service.capture.engine import Prompt, PromptRefused
+from service.capture.interruption import together
 from service.capture.not_finite import settle
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.renderer import Renderers
 from service.capture.second_run import run_again
 from service.capture.session import EngineSession
-from service.errors import QuarryError, writing
+from service.errors import writing
 from service.plan.unit_plan import as_written, unpacked
 from service.proof.checks import check_unit
 from service.settings import Settings
@@ -120,16 +121,7 @@ class UnitRun:
             await asyncio.gather(receipts, rows, silence, return_exceptions=True)
 
     async def _run_rows(self) -> None:
-        first: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                for rows in self._conversations():
-                    group.create_task(self._run_rows_of(rows))
-        except* QuarryError as errors:
-            # Raised below: before Python 3.11.4 an error raised here is wrapped in a group again.
-            first = errors.exceptions[0]
-        if first is not None:
-            raise first
+        await together(self._run_rows_of(rows) for rows in self._conversations())
         self._on_answered()
 
     def _conversations(self) -> list[list[int]]:
