@@ -13,7 +13,7 @@ class _Twice(Exception):
     """An object has a field twice."""
 
 
-def check_fields(raw: bytes, place: str = "the body") -> None:
+def check_fields(raw: bytes, place: str) -> None:
     """Raise RequestError if an object in `raw` has a field twice: either value may be meant.
 
     JSON libraries take the last one without a word. `from_json` has read `raw`, so it is JSON that is not

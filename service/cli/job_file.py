@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_core import from_json
 
 from schemas.request import ExtractRequest, Part
 from schemas.source import FileSource, MixSource
-from service.control.request_body import parse_body
+from service.control.request_body import parse_body, parse_json
 from service.errors import OptionRefused, RequestError
-from service.repeated_fields import ONE_OF_THEM, check_fields, clipped
+from service.repeated_fields import ONE_OF_THEM, clipped
 from service.settings import Settings
 
 MAX_FILE_BYTES = 1 << 30
@@ -52,13 +51,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def json_in(raw: bytes, place: str) -> object:
     """Return the JSON in `raw`, which may begin with a byte order mark. Raises RequestError."""
-    raw = raw.removeprefix(BOM_UTF8)
-    try:
-        document = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(f"{place}: not JSON: {error}", cure="write JSON in UTF-8 there") from error
-    check_fields(raw, place)
-    return document
+    return parse_json(raw.removeprefix(BOM_UTF8), place)
 
 
 def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settings:

@@ -94,7 +94,7 @@ def _count_nodes(text: bytes) -> int:
     return sum(map(text.count, (b"{", b"[", b":")))
 
 
-def parse_json(raw: bytes) -> object:
+def parse_json(raw: bytes, place: str = "the body") -> object:
     """Return the document in `raw` (UTF-8 JSON, at most 200 levels deep, no NaN, no lone surrogate).
 
     Raises:
@@ -103,8 +103,8 @@ def parse_json(raw: bytes) -> object:
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        raise RequestError(f"the body is not JSON: {error}", cure="send one JSON object in UTF-8") from error
-    check_fields(raw)
+        raise RequestError(f"{place} is not JSON: {error}", cure="send one JSON object in UTF-8") from error
+    check_fields(raw, place)
     return document
 
 

@@ -192,8 +192,8 @@ def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[st
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"text": "a"}\n\n{bad\n', "line 3: not JSON"),
-        (b'{"text": "a"}\n\xff\n', "line 2: not JSON"),
+        (b'{"text": "a"}\n\n{bad\n', "line 3 is not JSON"),
+        (b'{"text": "a"}\n\xff\n', "line 2 is not JSON"),
         (b"[1]\n", "line 1: Input should be"),
         (b'{"text": "a"}\n{"txt": "b"}\n', "line 2: txt: Extra inputs"),
         (b'{"text": "a", "loss_mask": [1]}\n', "line 1: "),
