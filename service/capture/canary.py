@@ -26,7 +26,6 @@ from schemas.receipts import UnitSealed
 from schemas.request import Dtype
 from service.capture.answering import row_name
 from service.capture.attempt_files import attempt_folder, open_attempt
-from service.capture.budget import InFlight
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.interruption import together, unless
 from service.capture.receipt_errors import in_time, raise_failure, silent
@@ -53,8 +52,8 @@ That is half of what it may use otherwise.
 class Canary:
     """One job's canary, from the engine's start to the verdict. Leaving the context ends what still runs."""
 
-    def __init__(self, lease: UnitLease, store: Store, settings: Settings, budget: InFlight) -> None:
-        self._lease, self._store, self._settings, self._budget = lease, store, settings, budget
+    def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
+        self._lease, self._store, self._settings = lease, store, settings
         self._reference: asyncio.Task[Reference] | None = None
         self._is_early = False
 
@@ -105,7 +104,7 @@ class Canary:
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
         prompts = _prompts(session.spec, session.head)
         reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
-        captured = await capture_prompts(self._lease, self._settings, session, self._budget, prompts)
+        captured = await capture_prompts(self._lease, session, prompts)
         if not all(captured):
             missing = [row for row, layers in enumerate(captured) if not layers]
             raise EngineDied(f"the canary's prompts {missing} came back without states")
@@ -183,9 +182,7 @@ def _prompts(spec: EngineSpec, head: Head) -> list[list[int]]:
 
 async def capture_prompts(
     lease: UnitLease,
-    settings: Settings,
     session: EngineSession,
-    budget: InFlight,
     prompts: Sequence[Sequence[int]],
     *,
     last_tokens: int = JUDGED_TOKENS,
@@ -200,7 +197,7 @@ async def capture_prompts(
 
     Raises EngineDied, StatesWrong, DiskFull, WriteFailed.
     """
-    link = session.link
+    link, settings, budget = session.link, session.settings, session.budget
     attempt_id = lease.attempt_id.model_copy(update={"unit": canary_unit(lease.item)})
     folder = attempt_folder(settings, attempt_id)
     beside = [*company, *prompts]

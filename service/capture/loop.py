@@ -17,7 +17,6 @@ from schemas.receipts import AttemptId
 from schemas.worker import Role
 from service.capture import scratch
 from service.capture.attempt_files import land_unit
-from service.capture.budget import InFlight
 from service.capture.charging import charge, is_the_workers, refuse_other_engine
 from service.capture.held import HeldUnit
 from service.capture.imports import import_engine
@@ -68,7 +67,6 @@ class Capture:
         self._keeper = keeper
         self._captures = Role.CAPTURE in settings.roles
         self._engine = EngineSlot(settings)
-        self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._renderers = Renderers(store, settings)
         self._units: dict[AttemptId, HeldUnit] = {}
         self._host: int | None = None
@@ -265,7 +263,7 @@ class Capture:
         await asyncio.to_thread(import_engine, self._settings)
         from service.capture.canary import Canary
 
-        async with Canary(lease, self._store, self._settings, self._budget) as canary:
+        async with Canary(lease, self._store, self._settings) as canary:
             inspect = partial(self._engine.inspect, lease)
             if session is None or not session.serves(lease.identity):
                 WAITS.enter("start")
@@ -293,9 +291,7 @@ class Capture:
         from service.capture.unit_run import UnitRun
 
         on_answered = partial(self._answered, unit)
-        run = UnitRun(
-            unit.lease, session, self._budget, self._settings, on_answered, self._renderers, self._store
-        )
+        run = UnitRun(unit.lease, session, on_answered, self._renderers, self._store)
         commit = await self._supervised(unit, run.run())
         if commit is not None:
             await self._supervised(unit, self._commit(unit, session, commit))

@@ -17,12 +17,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from schemas.receipts import NOT_FINITE, UnitSealed
-from service.capture.budget import InFlight
 from service.capture.canary import capture_prompts
 from service.capture.session import EngineSession
 from service.errors import StatesNotFinite
 from service.proof.canary import canary_prompts
-from service.settings import Settings
 from service.store import Store, UnitLease, units
 
 logger = logging.getLogger(__name__)
@@ -36,9 +34,7 @@ _PIECES, _PIECE_TOKENS = 8, 16
 async def settle(
     lease: UnitLease,
     session: EngineSession,
-    budget: InFlight,
     store: Store,
-    settings: Settings,
     plan: pa.Table,
     sealed: Sequence[UnitSealed],
 ) -> None:
@@ -59,7 +55,7 @@ async def settle(
     prompts = [ids[at : at + _PIECE_TOKENS] for at in range(0, len(ids), _PIECE_TOKENS)][:_PIECES]
     if finite:
         prompts = [plan["input_ids"][min(finite)[1]].values.to_numpy().tolist()]
-    control = await capture_prompts(lease, settings, session, budget, prompts)
+    control = await capture_prompts(lease, session, prompts)
     if sum(map(bool, control)) * 2 < len(control):
         logger.warning("unit %d: rows that were finite no longer are", lease.item)
         raise found  # as before, for the next engine to confirm

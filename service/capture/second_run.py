@@ -19,13 +19,11 @@ from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.receipts import UnitSealed
 from service.capture.attempt_files import attempt_folder
-from service.capture.budget import InFlight
 from service.capture.canary import capture_prompts
 from service.capture.session import EngineSession, How
 from service.errors import StatesWrong, WriteFailed
 from service.proof.canary import MOST_PROMPTS, canary_prompts
 from service.proof.second_run import LayerBound, compare, layer_bound
-from service.settings import Settings
 from service.store import UnitLease
 
 SHARE = 0.005
@@ -59,8 +57,6 @@ class _Row:
 async def run_again(
     lease: UnitLease,
     session: EngineSession,
-    budget: InFlight,
-    settings: Settings,
     sealed: Sequence[UnitSealed],
     answers: Mapping[int, int],
     shared: AbstractSet[int],
@@ -85,7 +81,6 @@ async def run_again(
     if report is None:
         return None
     bounds = tuple(layer_bound(lease.identity, layer) for layer in report.layers)
-    parts = lease, session, budget, settings, bounds
     rows = _rows(lease, sealed, answers, shared)
     answered = [row for row in rows if row.answer_begin]
     # Answers that are known are captured as any other row is.
@@ -98,18 +93,19 @@ async def run_again(
             chosen = _choose(lease, first, is_first=True)
             cosines = []
             for how in owed:
-                if (cosine := await _run(*parts, chosen, how=how)) is not None:
+                if (cosine := await _run(lease, session, bounds, chosen, how=how)) is not None:
                     session.ran_again.add((way, how))
                     cosines.append(cosine)
             return min(cosines, default=None)
-    return await _run(*parts, _choose(lease, rows, is_first=False))
+    return await _run(lease, session, bounds, _choose(lease, rows, is_first=False))
 
 
-def _company(session: EngineSession, budget: InFlight, num_tokens: int) -> list[list[int]]:
+def _company(session: EngineSession, num_tokens: int) -> list[list[int]]:
     """Return prompts for which there is room beside `num_tokens`: if one had to wait, so would the row.
 
     The longest comes first: the others come while it is computed.
     """
+    budget = session.budget
     most = max(1, (budget.max_tokens - num_tokens) // MOST_PROMPTS)
     prompts = canary_prompts(session.head.vocab_size, min(session.spec.max_model_len - 1, most))
     return prompts[::-1][: budget.max_requests - 1]
@@ -118,8 +114,6 @@ def _company(session: EngineSession, budget: InFlight, num_tokens: int) -> list[
 async def _run(
     lease: UnitLease,
     session: EngineSession,
-    budget: InFlight,
-    settings: Settings,
     bounds: Sequence[LayerBound],
     chosen: _Row | None,
     *,
@@ -130,17 +124,15 @@ async def _run(
         return None
     # Otherwise each unit that waited for the verdict would seek its own: on a stuck engine, for an hour each.
     session.check_trusted()
-    path = attempt_folder(settings, lease.attempt_id) / chosen.file
+    path = attempt_folder(session.settings, lease.attempt_id) / chosen.file
     ids = await asyncio.to_thread(_token_ids, path, chosen)
     (second,) = await capture_prompts(
         lease,
-        settings,
         session,
-        budget,
         [ids],
         last_tokens=chosen.compared,
         alone=how == "alone",
-        company=_company(session, budget, chosen.tokens) if how == "beside" else (),
+        company=_company(session, chosen.tokens) if how == "beside" else (),
     )
     where = f"unit {lease.item}, row {chosen.row}"
     if not second:

@@ -15,6 +15,7 @@ from schemas.dataset.manifest import CanaryReport
 from schemas.identity import Identity, Provenance, layer_info
 from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
+from service.capture.budget import InFlight
 from service.capture.engine import SHORT_TMPDIR, Engine, EngineSpec
 from service.capture.link import EngineLink
 from service.environment import PREFIX
@@ -53,12 +54,16 @@ def spec_for(lease: UnitLease, settings: Settings) -> EngineSpec:
 
 @dataclass(slots=True)
 class EngineSession:
-    """A started engine, its connector's link and the weights of its head."""
+    """A started engine, its connector's link, the weights of its head, and the bounds of what it holds."""
 
     spec: EngineSpec
     engine: Engine
     link: EngineLink
     head: "Head"
+    settings: Settings
+    """Those of the worker."""
+    budget: InFlight
+    """What is in the engine; the worker's next session goes on with it."""
     trusted: bool = True
     """False once the engine gave wrong states, which its prefix cache may hold and return again, or is
     stuck.
@@ -135,6 +140,7 @@ class EngineSlot:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self.session: EngineSession | None = None
         self._running = AsyncExitStack()
         """Stops the engine, then closes its link."""
@@ -196,7 +202,7 @@ class EngineSlot:
             await self.check_unchanged(lease)
             self._running = starting.pop_all()
         ENGINE.enter("idle")
-        self.session = EngineSession(spec, engine, link, head)
+        self.session = EngineSession(spec, engine, link, head, self._settings, self._budget)
         return self.session
 
     async def stop(self) -> None:

@@ -20,7 +20,6 @@ from schemas.names import index_path, shard_path
 from schemas.receipts import NOT_FINITE, AttemptId, OpenUnit, UnitSealed
 from service.capture.answering import Answering, row_name
 from service.capture.attempt_files import INDEX_FILE, attempt_folder, open_attempt, remove_earlier
-from service.capture.budget import InFlight
 from service.capture.engine import Prompt, PromptRefused
 from service.capture.interruption import together
 from service.capture.not_finite import settle
@@ -31,7 +30,6 @@ from service.capture.session import EngineSession
 from service.errors import writing
 from service.plan.unit_plan import as_written, unpacked
 from service.proof.checks import check_unit
-from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
 from service.work import meters
 
@@ -43,8 +41,6 @@ class UnitRun:
         self,
         lease: UnitLease,
         session: EngineSession,
-        budget: InFlight,
-        settings: Settings,
         on_answered: Callable[[], None],
         renderers: Renderers,
         store: Store,
@@ -54,7 +50,8 @@ class UnitRun:
         The `store` knows which rows other engines have found not finite.
         """
         self._on_answered = on_answered
-        self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
+        self._lease, self._session = lease, session
+        self._budget, self._settings = session.budget, session.settings
         self._attempt_id = lease.attempt_id
         self._renderers, self._store = renderers, store
         self._answering: Answering | None = None
@@ -91,10 +88,9 @@ class UnitRun:
         for receipt in sealed:
             meters.SEALED.add(samples=len(receipt.rows), tokens=sum(receipt.num_tokens), bytes=receipt.bytes)
         commit = await asyncio.to_thread(self._verify, order, sealed)
-        engine = (self._lease, self._session, self._budget)
-        await settle(*engine, self._store, self._settings, self._plan, sealed)
+        await settle(self._lease, self._session, self._store, self._plan, sealed)
         answers = {} if self._answering is None else self._answering.last_answers
-        cosine = await run_again(*engine, self._settings, sealed, answers, self._shared)
+        cosine = await run_again(self._lease, self._session, sealed, answers, self._shared)
         if cosine is not None:
             checks = commit.checks.model_copy(update={"second_runs": 1, "second_run_cosine": cosine})
             commit = replace(commit, checks=checks)

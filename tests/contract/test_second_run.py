@@ -358,9 +358,8 @@ def test_an_engine_owes_a_second_run_of_each_way_of_capture_and_of_rows_that_sha
     )
     of_answers = identity().model_copy(update={"capture": "one_pass"})
     lease: Any = SimpleNamespace(skips_canary=False, identity=of_answers)
-    nothing: Any = None
     for answers, shared, _ in units:
-        asyncio.run(second_run.run_again(lease, session, nothing, nothing, sealed, answers, shared))
+        asyncio.run(second_run.run_again(lease, session, sealed, answers, shared))
     assert ran == [how for *_, hows in units for how in hows]
 
 

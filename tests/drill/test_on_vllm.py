@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from service.capture.budget import InFlight
 from service.capture.canary import Canary
 from service.capture.renderer import Renderers
 from service.capture.session import EngineSlot
@@ -71,12 +70,11 @@ class Session:
                 spec = await self.engine.inspect(lease)
                 session = await self.engine.start(lease, spec, await self.engine.prepare(spec))
             session.ran_again.clear()  # every job is this engine's first, and owes a second run
-            budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
-            async with Canary(lease, shop.store, shop.settings, budget) as canary:
+            async with Canary(lease, shop.store, shop.settings) as canary:
                 if not await canary.has_passed(session):
                     await canary.run(session, await self.engine.inspect(lease))
             renderers = Renderers(shop.store, shop.settings)
-            await UnitRun(lease, session, budget, shop.settings, lambda: None, renderers, shop.store).run()
+            await UnitRun(lease, session, lambda: None, renderers, shop.store).run()
 
         try:
             self.loop.call(attempt())
