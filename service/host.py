@@ -4,7 +4,6 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from schemas.dataset.seal import fsync, make_folder
 from service.errors import writing
 from service.settings import Settings
 from service.store import HOME, Store, hosts
-from service.work.keeper import Keeper
+from service.work.runner import LoopContext
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +32,10 @@ def host_of(store: Store, settings: Settings) -> int:
     return store.write(hosts.register, host_id, socket.gethostname(), is_home=settings.is_at_home)
 
 
-def run_lost(
-    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
-) -> bool:
+def run_lost(context: LoopContext) -> bool:
     """Give up the units of hosts that were silent for too long; return False: there is no more to do now."""
-    for host_id in store.read(hosts.silent, settings.host_lost_s):
-        units = store.write(hosts.forget, host_id)
+    for host_id in context.store.read(hosts.silent, context.settings.host_lost_s):
+        units = context.store.write(hosts.forget, host_id)
         logger.warning("host %s is lost: %d units that it had captured run again", host_id, units)
     return False
 

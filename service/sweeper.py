@@ -11,7 +11,6 @@ a lost one left, but may run on another host.
 """
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,17 +23,15 @@ from service.host import host_of
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
 from service.store import HOME, Store, clock, consumers, deletion, jobs, units
-from service.work.keeper import Keeper
-from service.work.runner import attempt, one_of_many
+from service.work.runner import LoopContext, attempt, one_of_many
 
 
-def run_sweep(
-    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
-) -> bool:
+def run_sweep(context: LoopContext) -> bool:
     """Sweep every job's folder once; return False, since there is no more to do now.
 
     Whatever cannot be removed is retried by the next sweep. Raises StoreUnavailable, DiskFull.
     """
+    store, settings, stopped = context.store, context.settings, context.stopped
     host = host_of(store, settings)
     for folder in sorted(settings.work_root.glob("*")):
         if stopped():

@@ -23,7 +23,7 @@ from service.store import Store, jobs, schedules
 from service.sweeper import run_sweep
 from service.work.keeper import Keeper, process_keeper
 from service.work.meters import served
-from service.work.runner import migrate
+from service.work.runner import LoopContext, migrate
 from service.work.task_loop import TaskLoop, owner_name
 from service.work.worker_process import EXIT_RESTS
 
@@ -193,11 +193,11 @@ def _all_rest(store: Store, owner: str) -> bool:
 
 def _last_turn(store: Store, settings: Settings, keeper: Keeper, stopped: Callable[[], bool]) -> None:
     """Report the last jobs that ended, and sweep and delete what they leave: no other worker may follow."""
-    owner = owner_name("last-turn")
+    context = LoopContext(store, settings, owner_name("last-turn"), keeper, stopped)
     finishing = (run_webhooks, run_retention, run_deletion) if Role.FINISH in settings.roles else ()
     for run in (run_sweep, *finishing):
         try:
-            while not stopped() and run(store, settings, owner, stopped, keeper):
+            while not stopped() and run(context):
                 pass  # the next job
         except STORE_AWAY as error:
             logger.warning("not all of the jobs that ended were reported and deleted: %s", error)

@@ -5,7 +5,6 @@ What was pushed to the Hub stays there.
 
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,8 @@ from service.errors import IllegalMove, NotFound, removing
 from service.plan.posted import give_back
 from service.settings import Settings
 from service.store import Lease, Store, deletion
-from service.work.keeper import Keeper, Kept
-from service.work.runner import one_of_many, run_next
+from service.work.keeper import Kept
+from service.work.runner import LoopContext, one_of_many, run_next
 
 DELETED = ".deleted-"
 """Prefix of a dataset folder that is being removed, so that a partial dataset never has a dataset's name."""
@@ -37,28 +36,26 @@ def delete_job(store: Store, settings: Settings, job_id: str, *, with_dataset: b
     _delete(store, settings, job_id)
 
 
-def run_deletion(
-    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
-) -> bool:
+def run_deletion(context: LoopContext) -> bool:
     """Delete one job whose deletion has begun; return whether there was one. Failures are retried."""
+    store, settings = context.store, context.settings
 
     def work(lease: Lease, kept: Kept) -> None:
         while _delete(store, settings, lease.job_id):
             kept.check()
             time.sleep(PAUSE_S)
 
-    take = partial(deletion.lease, store, owner, settings.lease_s)
-    return run_next(store, keeper, take, work, stopped, max_attempts=1)
+    take = partial(deletion.lease, store, context.owner, settings.lease_s)
+    return run_next(context, take, work, max_attempts=1)
 
 
-def run_retention(
-    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
-) -> bool:
+def run_retention(context: LoopContext) -> bool:
     """Start deleting the jobs that ended long enough ago; return False, since there is no more to do now.
 
     One whose dataset stays does so too where that counts for its owner's `max_bytes`. Raises
     StoreUnavailable, DiskFull.
     """
+    store, settings = context.store, context.settings
     if settings.keep_jobs_days is not None:
         counted = set() if settings.delete_old_datasets else store.read(deletion.counted)
         for job_id in store.read(deletion.old, settings.keep_jobs_days * 86_400.0):

@@ -1,7 +1,6 @@
 """Adds schedules after checking their requests, and makes the jobs of slots that are due."""
 
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleView
@@ -13,7 +12,7 @@ from service.plan import posted
 from service.settings import Settings
 from service.store import Store, keys, schedules, spools
 from service.store.schedule_rows import Which
-from service.work.keeper import Keeper
+from service.work.runner import LoopContext
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +107,9 @@ def run_now(store: Store, settings: Settings, which: Which) -> RunView:
     return store.write(schedules.run_now, which)
 
 
-def run_slots(
-    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
-) -> bool:
+def run_slots(context: LoopContext) -> bool:
     """Decide every slot that is due; return False, since there is no more to do now."""
-    submit_due(store, settings)
+    submit_due(context.store, context.settings)
     return False
 
 

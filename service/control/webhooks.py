@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import socket
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -26,9 +25,9 @@ from service.errors import OptionRefused, WebhookFailed
 from service.report.wording import short
 from service.retry_after import asked_wait_s
 from service.settings import Settings
-from service.store import Store, WebhookLease, webhooks
-from service.work.keeper import Keeper, Kept
-from service.work.runner import attempt, run_next
+from service.store import WebhookLease, webhooks
+from service.work.keeper import Kept
+from service.work.runner import LoopContext, attempt, run_next
 
 DEADLINE_S = 20.0
 """Time limit for name resolution, connection and the answer's head together; its body is not read."""
@@ -74,10 +73,9 @@ def secret(owner: str | None, settings: Settings) -> str:
     return f"whsec_{base64.b64encode(of_owner.digest()).decode()}"
 
 
-def run_webhooks(
-    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
-) -> bool:
+def run_webhooks(context: LoopContext) -> bool:
     """Deliver one report; return whether there was one. A report that is not accepted is retried for days."""
+    store, settings = context.store, context.settings
 
     def work(lease: WebhookLease, _: Kept) -> None:
         status: int | None = None
@@ -88,8 +86,8 @@ def run_webhooks(
         elif end.error is not None:
             store.write(webhooks.undelivered, lease, end.error.problem(), end.error.wait_s)
 
-    take = partial(webhooks.lease, store, owner, settings.lease_s)
-    return run_next(store, keeper, take, work, stopped, max_attempts=1)
+    take = partial(webhooks.lease, store, context.owner, settings.lease_s)
+    return run_next(context, take, work, max_attempts=1)
 
 
 def _delivered(lease: WebhookLease, settings: Settings) -> int:

@@ -46,8 +46,8 @@ from service.plan.unit_plan import packed
 from service.plan.units import DRAFT_REJECTS, UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, runs, spools, tasks
-from service.work.keeper import Keeper, Kept
-from service.work.runner import run_next
+from service.work.keeper import Kept
+from service.work.runner import LoopContext, run_next
 
 GIVE_WAY_S = 1.0
 """How often a planner checks for a waiting job of higher priority."""
@@ -55,19 +55,13 @@ MAX_WAITING = 3
 """Maximum plans in one thread that wait for others; each keeps its child."""
 
 
-def run_planning(
-    store: Store,
-    settings: Settings,
-    owner: str,
-    stopped: Callable[[], bool],
-    keeper: Keeper,
-    waiting: tuple[str, ...] = (),
-) -> bool:
+def run_planning(context: LoopContext, waiting: tuple[str, ...] = ()) -> bool:
     """Plan one pass of the oldest job of the highest priority; return whether there was one.
 
     If a job of higher priority arrives meanwhile, that one is planned first. `waiting` are the jobs whose
     plans wait for this one, with their leases and children; the last has the highest priority.
     """
+    store, settings = context.store, context.settings
     FORK_SERVER.warm()
 
     def work(lease: PlanLease, kept: Kept) -> None:
@@ -77,16 +71,16 @@ def run_planning(
             nonlocal looked_s
             kept.check()
             if len(waiting) < MAX_WAITING and time.monotonic() - looked_s > GIVE_WAY_S:
-                while run_planning(store, settings, owner, stopped, keeper, (*waiting, lease.job_id)):
+                while run_planning(context, (*waiting, lease.job_id)):
                     kept.check()
                 looked_s = time.monotonic()
 
         plan_job(lease, store, settings, watch)
 
     outranking = waiting[-1] if waiting else None
-    take = partial(plans.lease, store, owner, settings.lease_s, outranking=outranking)
+    take = partial(plans.lease, store, context.owner, settings.lease_s, outranking=outranking)
     attempts = settings.unit_attempts, settings.publish_attempts
-    return run_next(store, keeper, take, work, stopped, *attempts)
+    return run_next(context, take, work, *attempts)
 
 
 def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:

@@ -17,25 +17,17 @@ from service.publish.push import JobPush
 from service.publish.pushed_to import pushed_to
 from service.settings import Settings
 from service.store import PublishLease, Store, canaries, commits, jobs, publishing
-from service.work.keeper import Keeper, Kept, Stopped
-from service.work.runner import run_next
+from service.work.keeper import Kept, Stopped
+from service.work.runner import LoopContext, run_next
 
 
-def run_publishing(
-    store: Store,
-    settings: Settings,
-    owner: str,
-    stopped: Callable[[], bool],
-    keeper: Keeper,
-    *,
-    patience: Patience | None = None,
-    unpushed: bool = False,
-) -> bool:
+def run_publishing(context: LoopContext, *, patience: Patience | None = None, unpushed: bool = False) -> bool:
     """Publish one job if one is ready, however long the upload takes; return whether there was one.
 
     Errors are recorded in the job: it fails, is blocked with everything kept, or reports the error and is
     retried.
     """
+    store, settings = context.store, context.settings
 
     def publish(lease: PublishLease, kept: Kept) -> None:
         def advance() -> None:
@@ -48,8 +40,8 @@ def run_publishing(
             store.write(publishing.complete, lease, commit)
             remove_stored(store, settings, lease.job_id)
 
-    take = partial(publishing.lease, store, owner, settings.lease_s, unpushed=unpushed)
-    return run_next(store, keeper, take, publish, stopped, settings.publish_attempts)
+    take = partial(publishing.lease, store, context.owner, settings.lease_s, unpushed=unpushed)
+    return run_next(context, take, publish, settings.publish_attempts)
 
 
 run_local_publishing = partial(run_publishing, unpushed=True)

@@ -21,37 +21,30 @@ from service.publish.pushed_to import pushed_to
 from service.publish.upload import Uploads
 from service.settings import Settings
 from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, storing
-from service.work.keeper import Keeper, Kept
+from service.work.keeper import Kept
 from service.work.meters import EVICTED, STORED
-from service.work.runner import run_next
+from service.work.runner import LoopContext, run_next
 
 TURN_S = 1.0
 """Time between two checks of the lease while waiting for the repository's next commit."""
 
 
-def run_storing(
-    store: Store,
-    settings: Settings,
-    owner: str,
-    stopped: Callable[[], bool],
-    keeper: Keeper,
-    *,
-    patience: Patience | None = None,
-) -> bool:
+def run_storing(context: LoopContext, *, patience: Patience | None = None) -> bool:
     """Store units of a job that were captured on this host, if a storing is due; return whether one was.
 
     An error is recorded as an event of the job and the storing is retried while capture continues. An error
     that would fail the publication fails the job now.
     """
+    store, settings = context.store, context.settings
 
     def work(lease: StoreLease, kept: Kept) -> None:
         with writing("the captured units"):
             _store(store, settings, lease, kept.confirm, patience)
 
     def take() -> StoreLease | None:
-        return storing.lease(store, owner, settings.lease_s, host_of(store, settings))
+        return storing.lease(store, context.owner, settings.lease_s, host_of(store, settings))
 
-    return run_next(store, keeper, take, work, stopped, settings.publish_attempts)
+    return run_next(context, take, work, settings.publish_attempts)
 
 
 def _store(

@@ -17,6 +17,7 @@ from service.errors import (
     internal_error,
 )
 from service.logs import working_on
+from service.settings import Settings
 from service.store import Lease, Store, jobs, migration, tasks
 from service.store.database import said_by_driver
 from service.work.keeper import Keeper, Kept, Stopped
@@ -29,12 +30,21 @@ RECORD_S = 1.0
 """Time between two tries to write to a database that is away."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoopContext:
+    """What one owner's tasks are worked on with; `stopped` says whether this process is stopping."""
+
+    store: Store
+    settings: Settings
+    owner: str
+    keeper: Keeper
+    stopped: Callable[[], bool] = lambda: False
+
+
 def run_next(
-    store: Store,
-    keeper: Keeper,
+    context: LoopContext,
     take: Callable[[], AnyLease | None],
     work: Callable[[AnyLease, Kept], None],
-    stopped: Callable[[], bool],
     max_attempts: int,
     hub_attempts: int | None = None,
 ) -> bool:
@@ -50,7 +60,8 @@ def run_next(
         return False
     if lease is None:
         return False
-    with keeper.keep(lease, stopped=stopped) as kept:
+    store, stopped = context.store, context.stopped
+    with context.keeper.keep(lease, stopped=stopped) as kept:
         with attempt(f"the {lease.kind} of job {lease.job_id}", **lease.named()) as end:
             work(lease, kept)
         if end.stopped:

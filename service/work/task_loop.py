@@ -25,6 +25,7 @@ from service.logs import log_to_stderr
 from service.settings import Settings
 from service.store import Store, tasks
 from service.work.keeper import Keeper, process_keeper
+from service.work.runner import LoopContext
 
 logger = logging.getLogger(__name__)
 
@@ -107,13 +108,15 @@ class TaskLoop:
 
     def _new(self) -> threading.Thread | BaseProcess:
         name = f"quarry-{self._role}"
-        begin = (self._role, self._run_next, self._settings, self._owner, self._pause_s)
+        begin = (self._role, self._run_next, self._pause_s)
         if self._shared is not None:
-            args = (*begin, self._stop.is_set, self._stop.wait, *self._shared)
+            store, keeper = self._shared
+            context = LoopContext(store, self._settings, self._owner, keeper, self._stop.is_set)
+            args = (*begin, context, self._stop.wait)
             return threading.Thread(target=_run, args=args, name=name, daemon=True)
         # Spawned, so that it does not inherit what the engine's imports started in this process.
         spawn = multiprocessing.get_context("spawn")
-        place = (self._threads, begin, os.getpid())
+        place = (self._threads, begin, self._settings, self._owner, os.getpid())
         return spawn.Process(target=_run_in_process, args=place, name=name, daemon=True)
 
     def release(self) -> None:
@@ -131,39 +134,36 @@ class TaskLoop:
 def _run(
     role: str,
     run_next: str,
-    settings: Settings,
-    owner: str,
     pause_s: float,
-    stopped: Callable[[], bool],
+    context: LoopContext,
     wait: Callable[[float], object],
-    store: Store,
-    keeper: Keeper,
 ) -> None:
     """Work on one task after another; if there is none, wait and look again."""
     run = resolve_name(run_next)  # imported here, since that takes a while
-    while not stopped():
+    while not context.stopped():
         found = False
         try:
-            found = run(store, settings, owner, stopped, keeper)
+            found = run(context)
         except STORE_AWAY as error:
             logger.warning("the %s has no database: %s", role, error)
         if not found:
             wait(pause_s)
 
 
-def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, float], parent_pid: int) -> None:
+def _run_in_process(
+    num_threads: int, begin: tuple[str, str, float], settings: Settings, owner: str, parent_pid: int
+) -> None:
     # SIGTERM is blocked and waited for: a handler that set an event would deadlock on the event's lock if it
     # ran while the loop held that lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # The worker decides; Ctrl-C in a terminal reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
-    settings = begin[2]
     log_to_stderr(settings.log_format)
     store = Store(settings.database())
     stop = threading.Event()
     with process_keeper(settings) as keeper:
-        args = (*begin, stop.is_set, stop.wait, store, keeper)
+        args = (*begin, LoopContext(store, settings, owner, keeper, stop.is_set), stop.wait)
         threads = [threading.Thread(target=_run, args=args, daemon=True) for _ in range(num_threads)]
         for thread in threads:
             thread.start()

@@ -27,7 +27,7 @@ from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.machines import Machine, hub_at_once, is_whole
-from tests.support.roles import Capture, capture_until, run_publishing, sweep
+from tests.support.roles import Capture, capture_until, give_up_lost, run_publishing, sweep
 
 SAMPLES = 24
 DAY = timedelta(days=1)
@@ -117,7 +117,7 @@ def test_what_a_lost_machine_held_is_captured_again(
     files = [made.files[-1] for made in shop.store.read(commits.unit_commits, job_id) if not made.is_stored]
     told = answered(lost)
     make_silent(shop, lost)
-    host.run_lost(shop.store, shop.settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
+    give_up_lost(shop.store, shop.settings)
     progress = shop.store.read(jobs.job, job_id).progress
     assert progress.units_done == progress.units_stored >= 1
     assert progress.units_planned - progress.units_done == len(files) >= 1
@@ -220,7 +220,7 @@ def test_a_lost_machine_is_not_looked_for_before_it_could_be_back(
         tx.connection.execute(update(HOST).values(seen_at=tx.now - away, there_since=tx.now - DAY))
 
     def units_done() -> int:
-        host.run_lost(shop.store, settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
+        give_up_lost(shop.store, settings)
         return shop.store.read(jobs.job, job_id).progress.units_done
 
     assert units_done() == 1

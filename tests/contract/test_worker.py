@@ -254,10 +254,10 @@ def test_a_signal_ends_what_an_idle_worker_does_last(settings, store, monkeypatc
     """1. Every job rests. 2. There is no end to what is to be swept. 3. The worker is asked to end."""
     turns = []
 
-    def sweep(_store, _settings, owner, *_):
-        if "last-turn" not in owner:
+    def sweep(context):
+        if "last-turn" not in context.owner:
             return False
-        turns.append(owner)
+        turns.append(context.owner)
         if len(turns) == 2:
             signal.raise_signal(signal.SIGTERM)
         return True

@@ -7,12 +7,14 @@ from typing import Any
 
 from service.capture import loop
 from service.control.deletion import run_deletion, run_retention
+from service.host import run_lost
 from service.plan import planner
 from service.publish import publisher, storing
 from service.settings import Settings
 from service.store import Store, jobs, workers
 from service.sweeper import run_sweep
 from service.work.keeper import Keeper
+from service.work.runner import LoopContext
 from tests.support.waiting import until
 
 PLANNING = "service.plan.planner:run_planning"
@@ -64,7 +66,7 @@ def capture_beside(store: Store, job_id: str, healthy: Settings, sick: Settings)
 def run_planning(store: Store, settings: Settings, owner: str, stopped: Callable[[], bool]) -> bool:
     """Plan one job; return whether there was one."""
     with Keeper(store, settings.lease_s) as keeper:
-        return planner.run_planning(store, settings, owner, stopped, keeper)
+        return planner.run_planning(LoopContext(store, settings, owner, keeper, stopped))
 
 
 def run_publishing(
@@ -72,7 +74,7 @@ def run_publishing(
 ) -> bool:
     """Publish one job; return whether there was one."""
     with Keeper(store, settings.lease_s) as keeper:
-        return publisher.run_publishing(store, settings, owner, stopped, keeper, **more)
+        return publisher.run_publishing(LoopContext(store, settings, owner, keeper, stopped), **more)
 
 
 def run_storing(
@@ -80,21 +82,26 @@ def run_storing(
 ) -> bool:
     """Store the captured units of one job; return whether there were enough of them."""
     with Keeper(store, settings.lease_s) as keeper:
-        return storing.run_storing(store, settings, owner, stopped, keeper, **more)
+        return storing.run_storing(LoopContext(store, settings, owner, keeper, stopped), **more)
 
 
 def delete_old(store: Store, settings: Settings) -> None:
     """Delete what is old, and end the deletions that have begun."""
     with Keeper(store, settings.lease_s) as keeper:
-        run_retention(store, settings, "retention", lambda: False, keeper)
-        while run_deletion(store, settings, "deletion", lambda: False, keeper):
+        run_retention(LoopContext(store, settings, "retention", keeper))
+        while run_deletion(LoopContext(store, settings, "deletion", keeper)):
             pass
+
+
+def give_up_lost(store: Store, settings: Settings) -> None:
+    """Give up the units of hosts that were silent for too long."""
+    run_lost(LoopContext(store, settings, "lost-hosts", Keeper(store, settings.lease_s)))
 
 
 def sweep(store: Store, settings: Settings) -> list[Path]:
     """Sweep every folder once; return the folders of jobs, or of attempts, that are gone."""
     root = settings.work_root
     before = sorted([*root.glob("*"), *root.glob("*/attempts/*")])
-    run_sweep(store, settings, "sweeper", lambda: False, Keeper(store, settings.lease_s))
+    run_sweep(LoopContext(store, settings, "sweeper", Keeper(store, settings.lease_s)))
     gone = [folder for folder in before if not folder.exists()]
     return [folder for folder in gone if not any(parent in gone for parent in folder.parents)]

@@ -42,6 +42,7 @@ from service.store.stopping import stop
 from service.store.tables import CANARY, EVENT, JOB, REJECT, TASK, WORKER
 from service.store.transitions import lock_job
 from service.work.keeper import Keeper
+from service.work.runner import LoopContext
 from tests.support.finished_job import a_canary
 from tests.support.store_cases import (
     OWNER,
@@ -211,7 +212,7 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_being_deleted_by_its_age(
     damage(database, JOB.c.problem, JOB.c.id)
     clock.advance(2 * DAY_S)
     settings = Settings(data_dir=tmp_path, keep_jobs_days=1.0)
-    assert not run_retention(store, settings, OWNER, lambda: False, Keeper(store, TTL_S))
+    assert not run_retention(LoopContext(store, settings, OWNER, Keeper(store, TTL_S)))
     states = [store.read(jobs.state, job) for job in (FIRST, SECOND)]
     assert states == [JobState.CANCELLED, JobState.DELETING]
 
@@ -311,7 +312,8 @@ def test_a_schedule_whose_last_job_cannot_be_read_is_in_the_metrics_and_paused_a
         tx.connection.execute(update(JOB).where(JOB.c.id == made.job_id).values(problem=cast("{", Text)))
     assert not health(two_schedules)["two"]
     clock.advance(DAY_S)
-    run_slots(two_schedules, Settings(data_dir=tmp_path), OWNER, lambda: False, Keeper(two_schedules, TTL_S))
+    keeper = Keeper(two_schedules, TTL_S)
+    run_slots(LoopContext(two_schedules, Settings(data_dir=tmp_path), OWNER, keeper))
     *_, shown = two_schedules.read(schedules.page)
     assert isinstance(shown, ScheduleView) and shown.state is ScheduleState.PAUSED
     assert health(two_schedules)["two"]

@@ -19,6 +19,7 @@ from service.store import Store, Transaction, commits, deletion, jobs, keys, pub
 from service.store.tables import JOB, METADATA, TASK
 from service.store.transitions import lock_job
 from service.work.keeper import Keeper
+from service.work.runner import LoopContext
 from tests.contract.store.test_captured_samples import begin, commit
 from tests.contract.store.test_schedules import schedule
 from tests.support.roles import delete_old, sweep
@@ -233,7 +234,8 @@ def test_the_token_counts_of_a_complete_job_go_in_steps_and_those_of_others_stay
     settings = settings_in(tmp_path)
     work = [folders(settings, job_id(number))[0] for number in (1, 2)]
     stops = iter([False, False, False, True])
-    sweeper.run_sweep(store, settings, "first", lambda: next(stops), Keeper(store, settings.lease_s))
+    keeper = Keeper(store, settings.lease_s)
+    sweeper.run_sweep(LoopContext(store, settings, "first", keeper, lambda: next(stops)))
     assert rows_left(store)["token_counts"] == 3 + 3 and [folder.exists() for folder in work] == [False, True]
     sweep(store, settings)
     assert rows_left(store)["token_counts"] == 3 and [folder.exists() for folder in work] == [False, True]

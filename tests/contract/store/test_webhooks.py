@@ -24,6 +24,7 @@ from service.errors import (
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, keys, transitions, webhooks
 from service.work.keeper import Keeper
+from service.work.runner import LoopContext
 from tests.support.receiver import NAME, Receiver, receiving
 from tests.support.store_cases import OWNER, TTL_S, Clock, a_request, job_id, reach, stop_job
 
@@ -68,7 +69,7 @@ def own(store: Store, *names: str) -> None:
 
 def run(store: Store, settings: Settings) -> bool:
     with Keeper(store, TTL_S) as keeper:
-        return run_webhooks(store, settings, OWNER, lambda: False, keeper)
+        return run_webhooks(LoopContext(store, settings, OWNER, keeper))
 
 
 def said(store: Store, job: str = JOB) -> list[tuple[str, Problem | None]]:

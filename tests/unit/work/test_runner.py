@@ -8,10 +8,11 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import DatasetBroken, DiskFull, LeaseLost, StoreUnavailable
+from service.settings import Settings
 from service.store import PublishLease, Store, jobs, migration, publishing, tasks
 from service.work import runner
 from service.work.keeper import Keeper, Kept, Stopped
-from service.work.runner import run_next
+from service.work.runner import LoopContext, run_next
 from tests.support.store_cases import OWNER, TTL_S, capture, job_id
 
 
@@ -21,6 +22,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.write(migration.migrate)
     yield opened
     opened.close()
+
+
+def context_of(store: Store, keeper: Keeper, stopped: Callable[[], bool] = lambda: False) -> LoopContext:
+    return LoopContext(store, Settings(), OWNER, keeper, stopped)
 
 
 def run(
@@ -37,7 +42,7 @@ def run(
 
     take = lambda: publishing.lease(store, OWNER, TTL_S)  # noqa: E731
     with Keeper(store, TTL_S) as keeper:
-        return run_next(store, keeper, take, work, stopped, max_attempts=3)
+        return run_next(context_of(store, keeper, stopped), take, work, max_attempts=3)
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def test_a_lease_that_finds_no_store_is_for_later(store: Store, error: Exception
         raise error
 
     with Keeper(store, TTL_S) as keeper:
-        assert run_next(store, keeper, take, pytest.fail, lambda: False, max_attempts=3) is False
+        assert run_next(context_of(store, keeper), take, pytest.fail, max_attempts=3) is False
 
 
 @pytest.mark.parametrize(
