@@ -1,6 +1,7 @@
 """The two clients: both send the same calls in the same order; one blocks and the other awaits."""
 
 import asyncio
+import logging
 import os
 import re
 import ssl
@@ -24,8 +25,11 @@ DEFAULT_SERVER = "http://127.0.0.1:8642"
 KEPT_S = 3.0
 """How long an idle connection is reused; the service closes it after five seconds."""
 POLL_S = 1.0
-MAX_UNANSWERED = 5
+PATIENCE_S = 600.0
+"""How long a service that is followed may be away: one that is replaced drains first, which takes minutes."""
 PIECE_BYTES = 2**24
+
+logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -77,7 +81,7 @@ class Quarry(Routes):
     def follow(self, job_id: str) -> Iterator[JobSummary]:
         """Yield a job every second until it ends, is blocked or paused; waits while the service restarts.
 
-        Raises ProblemReceived: there is no such job, or the service fails to answer several times.
+        Raises ProblemReceived: there is no such job, or no answer at the first call, or later for 10 minutes.
         """
         patience = _Patience()
         while True:
@@ -165,18 +169,22 @@ class AsyncQuarry(Routes):
 
 
 class _Patience:
-    """Counts failures in a row to answer while a job is followed; the first call must be answered."""
+    """Limits for how long a followed service may fail to answer; the first call must be answered."""
 
     def __init__(self) -> None:
-        self._unanswered = MAX_UNANSWERED
+        self._answered_s: float | None = None
+        self._is_said = False
 
     def unanswered(self, error: ProblemReceived) -> None:
-        self._unanswered += 1
-        if not error.is_passing or self._unanswered > MAX_UNANSWERED:
+        since_s = self._answered_s
+        if not error.is_passing or since_s is None or time.monotonic() - since_s > PATIENCE_S:
             raise error
+        if not self._is_said:
+            logger.warning("%s: %s; waiting", error.problem.title, error.problem.detail)
+            self._is_said = True
 
     def rests(self, job: JobSummary) -> bool:
-        self._unanswered = 0
+        self._answered_s, self._is_said = time.monotonic(), False
         return job.state in RESTING_JOB_STATES
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
 from pathlib import Path
 from secrets import token_hex
 from threading import Thread
@@ -288,9 +289,9 @@ def test_a_state_of_a_newer_service_is_listed_as_it_was_sent(run: Run):
 
 
 class Restarting(BaseHTTPRequestHandler):
-    """Says that a job runs, closes two connections without an answer, and says that it is completed."""
+    """Says that a job runs, closes connections without an answer, and says that it is completed."""
 
-    states = iter(("running", None, None, "completed"))
+    states = chain(("running",), repeat(None, 20), ("completed",))
 
     def do_GET(self) -> None:
         state = next(self.states)
@@ -302,13 +303,20 @@ class Restarting(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def test_a_job_is_followed_over_a_restart_of_the_service(monkeypatch: pytest.MonkeyPatch):
+def test_a_job_is_followed_over_a_restart_of_the_service(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(clients, "POLL_S", 0.01)
     with ThreadingHTTPServer(("127.0.0.1", 0), Restarting) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         with Quarry(f"http://127.0.0.1:{server.server_port}") as caller:
-            followed = [job.state for job in caller.follow(UNKNOWN)]
+            followed = caller.follow(UNKNOWN)
+            assert [job.state for job in followed] == [JobState.RUNNING, JobState.COMPLETED]
+            assert len(caplog.messages) == 1 and caplog.messages[0].endswith("; waiting")
+            monkeypatch.setattr(clients, "PATIENCE_S", 0.1)
+            Restarting.states = chain(("running",), repeat(None))
+            with pytest.raises(ProblemReceived):
+                list(caller.follow(UNKNOWN))
         server.shutdown()
-    assert followed == [JobState.RUNNING, JobState.COMPLETED]
     with Quarry("http://127.0.0.1:9") as caller, pytest.raises(ProblemReceived):
         next(caller.follow(UNKNOWN))
