@@ -29,6 +29,9 @@ def unreachable(server: str, error: Exception) -> ProblemReceived:
     """Return the problem for a service that does not answer."""
     title, cure = "The service does not answer", "start it with 'quarry serve', or name another with --server"
     detail = f"{server}: {error}"
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        title = "The server's certificate is not trusted"
+        cure = "renew or replace the certificate, or name the authority that issued it in SSL_CERT_FILE"
     return ProblemReceived(Problem(type=UNREACHABLE, title=title, status=503, detail=detail, cure=cure))
 
 

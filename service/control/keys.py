@@ -27,7 +27,10 @@ KEY = re.compile(r"qk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}")
 OPERATOR = Grants(scopes=(Scope.ADMIN,))
 OPERATORS_ID = "operator"
 """The id of the key in `QUARRY_ADMIN_KEY_FILE`; ids in the store are hex digits."""
-KEY_CURE = "send the header 'Authorization: Bearer qk_...'; an admin makes keys with 'quarry keys add'"
+KEY_CURE = (
+    "send the header 'Authorization: Bearer qk_...', for which 'quarry' takes the key in QUARRY_KEY; "
+    "an admin makes keys with 'quarry keys add'"
+)
 SHORTEST_ADMIN_KEY = 32
 
 

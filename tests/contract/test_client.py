@@ -213,18 +213,19 @@ def test_a_private_authority_is_trusted_by_the_environment(tmp_path: Path, monke
         async with AsyncQuarry(server) as quarry:
             await quarry.health()
 
-    def said(server: str) -> set[str]:
+    def said(server: str) -> set[tuple[str, bool]]:
         with pytest.raises(ProblemReceived) as blocking, Quarry(server) as quarry:
             quarry.health()
         with pytest.raises(ProblemReceived) as awaiting:
             asyncio.run(ask(server))
-        return {blocking.value.problem.type, awaiting.value.problem.type}
+        problems = (blocking.value.problem, awaiting.value.problem)
+        return {(problem.type, "SSL_CERT_FILE" in str(problem.cure)) for problem in problems}
 
     with receiving(tmp_path) as (server, certificate):
-        assert said(server.url) == {UNREACHABLE}
+        assert said(server.url) == {(UNREACHABLE, True)}
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-        assert said(server.url) == {"urn:quarry:unexpected-answer"}
+        assert said(server.url) == {("urn:quarry:unexpected-answer", False)}
 
 
 def test_a_schedule_from_its_making_to_its_end(ask: Ask, service: tuple[str, Store, Path]):
