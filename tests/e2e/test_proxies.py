@@ -157,15 +157,16 @@ def test_requests_that_are_split_and_joined_are_answered_one_by_one(proxy: str, 
 
 
 def test_the_page_is_told_the_scheme_by_the_proxy_alone(proxy: str, tmp_path: Path) -> None:
-    """Whatever a caller says of it; and no answer leads to another address."""
+    """Whatever a caller says of it; and no answer leads to another address, or to another port."""
     with (
         service(tmp_path / "one") as one,
         behind(proxy, tmp_path / "p1", one) as port,
         httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, trust_env=False) as client,
     ):
+        client.headers["Host"] = f"{NAME}:{port}"
         signed_in = client.post("/ui/sign-in", data={"key": KEY}).headers["Set-Cookie"].partition(";")[0]
         shown = client.get("/", headers={"X-Forwarded-Proto": "https", "Cookie": signed_in})
-        assert shown.status_code == 200 and f"http://{NAME}" in shown.text
+        assert shown.status_code == 200 and f"http://{NAME}:{port}" in shown.text
         assert f"https://{NAME}" not in shown.text
         assert client.get("/jobs/").status_code == 404
 
