@@ -28,6 +28,10 @@ class Environment(EnvSettingsSource):
         return decoded
 
 
+UNITS = ("_S", "_DAYS", "_BYTES", "_GIB")
+"""How the names of settings with a unit end: too much of a short name to be near it without."""
+
+
 def refuse_misspelt(settings: Iterable[str]) -> None:
     """Refuse a variable that is nearly a setting: without the one that was meant, more may be allowed."""
     known = {name.upper() for name in settings}
@@ -35,6 +39,7 @@ def refuse_misspelt(settings: Iterable[str]) -> None:
         name = variable.upper().removeprefix(PREFIX)
         if name in known or not variable.upper().startswith(PREFIX):
             continue
-        for near in difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+        without_unit = [name + unit for unit in UNITS if name + unit in known]
+        for near in without_unit or difflib.get_close_matches(name, known, n=1, cutoff=0.85):
             cure = f"did you mean {PREFIX}{near}?"
             raise OptionRefused(f"there is no setting {variable}", field=variable, cure=cure)

@@ -96,4 +96,5 @@ def _parse_yaml(path: Path, raw: bytes) -> object:
     try:
         return yaml.load(raw, _Loader)  # noqa: S506 - as safe as its parent
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RequestError(f"{path} is not YAML: {error}", cure="fix the file, or name it .json") from error
+        said = " ".join(str(error).split())
+        raise RequestError(f"{path} is not YAML: {said}", cure="fix the file, or name it .json") from error

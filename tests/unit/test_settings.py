@@ -79,6 +79,14 @@ def test_a_variable_that_is_nearly_a_setting_is_refused(monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.parametrize("setting", ["QUARRY_DRAIN_S", "QUARRY_SCRATCH_BYTES", "QUARRY_KEEP_JOBS_DAYS"])
+def test_a_setting_without_its_unit_is_refused(monkeypatch: pytest.MonkeyPatch, setting: str):
+    monkeypatch.setenv(setting.rpartition("_")[0], "180")
+    with pytest.raises(OptionRefused, match="there is no setting") as refused:
+        load_settings()
+    assert refused.value.cure == f"did you mean {setting}?"
+
+
 def test_a_list_that_is_not_json_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUARRY_SOURCE_ROOTS", "/data")
     with pytest.raises(OptionRefused, match="is not JSON") as refused:
