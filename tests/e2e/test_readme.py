@@ -108,7 +108,7 @@ def test_the_table_of_routes_names_every_route(tmp_path: Path) -> None:
 
 
 def test_the_body_that_curl_sends_is_a_request() -> None:
-    body = re.search(r"--json '(.*?)' ", section(README, "A job over HTTP"), flags=re.DOTALL)
+    body = re.search(r"--data '(.*?)' ", section(README, "A job over HTTP"), flags=re.DOTALL)
     assert body is not None
     assert ExtractRequest.model_validate_json(body[1]).model == "Qwen/Qwen3-8B"
 
