@@ -151,7 +151,10 @@ def _groups(source: Source, drafts: Drafts) -> dict[str, dict[str, Length]]:
         "by position in the answer, from": acceptance.begin_of(drafts.position_D, BEGINS),
         "by tokens of the row, from": acceptance.begin_of(num_tokens, BEGINS),
     }
+    jobs = [manifest.provenance.identity.labels for manifest in source.rows.manifests.values()]
     for label in source.identity.labels:
+        if not all(label in labels for labels in jobs):
+            continue
         names[f"by {label}"] = np.array([str(value) for value in source.rows.labels(label)])[drafts.row_D]
     return {name: acceptance.by_group(drafts, names_D) for name, names_D in names.items()}
 
