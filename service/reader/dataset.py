@@ -63,7 +63,7 @@ class QuarryDataset(Rows):
         self.revision: str | None = files.revision
         """The commit of the repository that is read; None for a folder."""
         jobs_read = self.manifests.values()
-        self._check_alike()
+        about = self._check_alike()
         check_norm(files, self.manifests)
         self._indexes = [entry for job in jobs_read for entry in job.indexes]
         super().__init__(
@@ -74,10 +74,11 @@ class QuarryDataset(Rows):
             pin_memory=pin_memory,
             direct=direct,
             check=check,
+            about=about,
         )
 
-    def _check_alike(self) -> None:
-        """Raise JobsDiffer if the jobs differ in model, layers or the form of their states."""
+    def _check_alike(self) -> About:
+        """Return what all jobs hold. Raises JobsDiffer if they differ in model, layers or form of states."""
         (first_job, first), *others = (
             (job, About.of(manifest.provenance)) for job, manifest in self.manifests.items()
         )
@@ -88,6 +89,7 @@ class QuarryDataset(Rows):
                         f"the jobs {first_job} and {job} differ in {name}, {same} and {differs}: name jobs "
                         "that belong together"
                     )
+        return first
 
     @property
     def index(self) -> pa.Table:

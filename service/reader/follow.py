@@ -22,6 +22,7 @@ from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
 from service.reader.published import PublishedJob, patiently
+from service.reader.row import About
 from service.reader.rows import OpenRows, Rows
 from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
@@ -308,7 +309,7 @@ class _Unit:
         if len(places) != self.num_rows:
             shards = f"the entries of its shards {self.num_rows}"
             raise ReaderError(f"{unit.index.path} holds {len(places)} rows, {shards}")
-        return self._rows_of(self._files, unit.shards, places)
+        return self._rows_of(self._files, unit.shards, places, about=self._files.about)
 
 
 class _UnitFiles:
@@ -336,6 +337,11 @@ class _UnitFiles:
         """The unit, as last heard of."""
         (unit,) = self.page.units
         return unit
+
+    @property
+    def about(self) -> About | None:
+        """What the job's manifest says of its shards, where there is one."""
+        return self._served.about
 
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
         """Open a file; wait for it if it was committed and has not arrived yet.

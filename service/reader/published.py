@@ -14,6 +14,7 @@ from service.artifacts.dataset_files import HUB_PREFIX, Files, files_of, reposit
 from service.errors import HubUnavailable
 from service.reader.errors import ReaderError
 from service.reader.jobs import check_norm, read_jobs
+from service.reader.row import About
 from service.reader.served import NotServed
 
 LOOK_S = 5.0
@@ -86,6 +87,11 @@ class PublishedJob:
     def acknowledge(self, consumer: str, after: int, expires_s: int | None) -> None:
         """Raise ReaderError: only a service has consumers."""
         raise ReaderError(f"{self.name} is not asked of a service, which alone has consumers")
+
+    @property
+    def about(self) -> About:
+        """What the manifest says of every shard."""
+        return About.of(self._manifest.provenance)
 
     @property
     def published(self) -> Files:

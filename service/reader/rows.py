@@ -73,8 +73,12 @@ class Rows(Dataset[Any]):
         direct: bool = False,
         check: bool = False,
         opened: OpenRows | None = None,
+        about: About | None = None,
     ) -> None:
-        """Read one footer; no states. With `opened`, share its limit. Raises ReaderError."""
+        """Read one footer; no states. With `opened`, share its limit. Raises ReaderError.
+
+        `about` is what the manifest says of every shard; without one, it is what the first shard says.
+        """
         self._files, self._opened = files, opened
         self._named = {entry.path: entry for entry in shards}
         self._places = places
@@ -86,6 +90,8 @@ class Rows(Dataset[Any]):
         self._keep_open()
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
+        if about is not None:
+            self.about = about
         self.about = About.of(self._shard(self._places.shards[0]).provenance)
         norm, hidden_size = self.about.final_norm, self.about.hidden_size
         self._norm: NormWeights = read_norm_file(self._files.open(FINAL_NORM_PATH), norm, hidden_size)
@@ -202,10 +208,7 @@ class Rows(Dataset[Any]):
         if job_id not in PurePosixPath(path).parts:
             raise ReaderError(f"{path} is a shard of job {job_id}")
         if about != getattr(self, "about", about):
-            raise ReaderError(
-                f"{path} holds other states than the first shard ({about} against {self.about}): "
-                "name the jobs that belong together in 'jobs'"
-            )
+            raise ReaderError(f"{path} holds other states than its job: {about}, not {self.about}")
         return shard
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,6 +29,9 @@ class NotServed(ReaderError):
 class ServedJob:
     """One job of a service. Waits if the service does not answer, since it may be restarting."""
 
+    about = None
+    """A job has no manifest yet while it is captured."""
+
     def __init__(self, server: str, job_id: str, key: str | None, patience_s: float) -> None:
         """Connect at the first call; every call retries for `patience_s` without a valid answer.
 

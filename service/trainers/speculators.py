@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
 
-from schemas.dataset.entries import ShardEntry
+from schemas.dataset.manifest import Manifest
 from schemas.names import is_local_model
 from service.artifacts.dataset_files import Files, files_of
 from service.errors import IdentityChanged, OptionRefused, SourceRefused, UnknownModel
@@ -38,6 +38,7 @@ from service.folder_lock import locked
 from service.reader import QuarryDataset
 from service.reader.jobs import read_jobs
 from service.reader.places import Places
+from service.reader.row import About
 from service.reader.rows import Rows
 from service.trainers.checkpoints import put_back
 
@@ -61,14 +62,22 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
     """
 
     def __init__(
-        self, files: Files, shards: Sequence[ShardEntry], ids: Path, options: ExportOptions, *, check: bool
+        self,
+        files: Files,
+        manifests: Collection[Manifest],
+        ids: Path,
+        options: ExportOptions,
+        *,
+        check: bool,
     ) -> None:
         """Store the arguments; nothing is opened yet.
 
-        `ids` is the folder of the Arrow dataset; `shards` are all shards with its rows; `check` is as for
-        `QuarryDataset`.
+        `ids` is the folder of the Arrow dataset, `manifests` are of the jobs with its rows, which are alike;
+        `check` is as for `QuarryDataset`.
         """
-        self._files, self._shards, self._ids, self._options = files, shards, ids, options
+        self._files, self._ids, self._options = files, ids, options
+        self._shards = [entry for manifest in manifests for entry in manifest.shards]
+        self._about = About.of(next(iter(manifests)).provenance)
         self._check = check
         self._rows: Rows | None = None
 
@@ -77,7 +86,7 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
         if self._rows is None:
             with pa.memory_map(str(self._ids / ARROW_FILE)) as file, pa.ipc.open_stream(file) as stream:
                 places = Places(stream.read_all())
-            self._rows = Rows(self._files, self._shards, places, None, check=self._check)
+            self._rows = Rows(self._files, self._shards, places, None, check=self._check, about=self._about)
         row = self._rows.row(file_idx)
         algorithm, layers = self._options.algorithm, self._options.layers or ()
         if algorithm is not Algorithm.MTP:  # MTP's states must be normed
@@ -129,8 +138,8 @@ class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
             )
         files = files_of(args.quarry_dataset, args.quarry_revision or None)
         manifests = read_jobs(files, frozenset(record["jobs"]))
-        shards = [entry for manifest in manifests.values() for entry in manifest.shards]
-        return QuarryTransfer(files, shards, ids, _options(args), check=args.quarry_check == "yes")
+        check = args.quarry_check == "yes"
+        return QuarryTransfer(files, manifests.values(), ids, _options(args), check=check)
 
     @staticmethod
     def build_kv_transfer_config(args: Namespace) -> dict[str, Any]:

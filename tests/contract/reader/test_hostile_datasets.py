@@ -16,11 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import framing
+from schemas.dataset.columns import METADATA_KEY
 from schemas.dataset.manifest import body_sha256
 from service.errors import SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
 from service.reader import QuarryDataset, QuarryStream, ReaderError
+from tests.support.parquet import writer_options
 from tests.support.shards import entry_of
 
 FROZEN = Path(__file__).parents[2] / "frozen" / "datasets"
@@ -123,6 +125,18 @@ def renamed(folder: Path) -> None:
     sign(folder)
 
 
+def with_another_eps(folder: Path) -> None:
+    """Let every shard name another final norm than its manifest does."""
+    for path in folder.glob("data/*/*.parquet"):
+        schema, table = pq.read_schema(path), pq.read_table(path)
+        told = schema.metadata[METADATA_KEY]
+        other = told.replace(b'"eps":1e-6', b'"eps":1e-2')
+        assert other != told
+        schema = schema.with_metadata({METADATA_KEY: other})
+        pq.write_table(table.cast(schema), path, row_group_size=1, **writer_options(schema))
+    sign(folder)
+
+
 ATTACKS = {
     "index: dictionary": (column("shard", one_word), r"^index/.*columns are not those of an index"),
     "index: nested lists": (column("input_ids", nested(3)), r"^index/.*columns are not those of an index"),
@@ -144,6 +158,7 @@ ATTACKS = {
     "manifest: pipe": (pipe("manifests/*.json"), r"^manifests/.*a pipe"),
     "index: pipe": (pipe("index/*/*.parquet"), r"^index/.*a pipe"),
     "shard: another job's": (renamed, r"^data/j-0{16}/.* is a shard of job j-"),
+    "shard: another final norm": (with_another_eps, r"^data/.* holds other states than its job: .*eps=0.01"),
     "shard: pipe": (pipe("data/*/*.parquet"), r"^data/.*a pipe"),
     "norm: pipe": (pipe(NORM), rf"^{NORM}.*a pipe"),
 }
