@@ -5,9 +5,9 @@ Files can be listed, opened for byte ranges, or held whole in a folder. Paths ar
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,7 +90,11 @@ class LocalFiles:
 
 
 class HubFiles:
-    """A dataset repository, pinned to one commit."""
+    """A dataset repository, pinned to one commit.
+
+    If that commit goes, since the history is rewritten (`super_squash_history`), open files are read from the
+    newest one, as long as that has the same content under their paths.
+    """
 
     def __init__(
         self,
@@ -116,6 +120,7 @@ class HubFiles:
         self._fs = HfFileSystem(**self._given, skip_instance_cache=True)
         self._names: dict[str, dict[str, str]] = {}
         """What `names` returns, by folder."""
+        self._newer: HubFiles | None = None
 
     def paths(self) -> list[str]:
         """Return the paths of all files, sorted."""
@@ -155,7 +160,8 @@ class HubFiles:
         """Open a file to be read with range requests. Raises DatasetError, and as `has` does."""
         if not self.has(path):
             raise DatasetError(f"{path} cannot be opened: it is not in {self._repo_id}")
-        return HubFile(self._fs, f"datasets/{self._repo_id}@{self.revision}/{path}")
+        where = f"datasets/{self._repo_id}@{self.revision}/{path}"
+        return HubFile(self._fs, where, partial(self._in_newer, path))
 
     @contextmanager
     def held(self, paths: Iterable[str]) -> Iterator[Path]:
@@ -177,6 +183,17 @@ class HubFiles:
                         **self._given,
                     )
             yield Path(folder)
+
+    def _in_newer(self, path: str) -> "HubFile | None":
+        """Return the file with the same content in the newest commit, unless that is this one or lacks it."""
+        if self._newer is None:
+            newest = HubFiles(self._repo_id, **self._given)
+            if newest.revision == self.revision:
+                return None
+            self._newer = newest
+        folder = path.rpartition("/")[0]
+        is_same = self._newer.names(folder).get(path) == self.names(folder)[path]
+        return self._newer.open(path) if is_same else None
 
     @cached_property
     def _paths(self) -> frozenset[str]:
@@ -203,8 +220,14 @@ def _unless_gone(error: OSError) -> None:
 class HubFile:
     """A file of a repository, read with range requests."""
 
-    def __init__(self, fs: Any, path: str) -> None:  # noqa: ANN401 - huggingface_hub is imported late
-        self._fs, self._path = fs, path
+    def __init__(
+        self,
+        fs: Any,  # noqa: ANN401 - huggingface_hub is imported late
+        path: str,
+        in_newer: Callable[[], "HubFile | None"] = lambda: None,
+    ) -> None:
+        """Take the file `path`; `in_newer` finds it again if the Hub refuses it."""
+        self._fs, self._path, self._in_newer = fs, path, in_newer
 
     def arrow(self) -> Any:  # noqa: ANN401
         """Return a file object that reads ranges with limited read-ahead."""
@@ -213,21 +236,29 @@ class HubFile:
     @cached_property
     def num_bytes(self) -> int:
         """The file's length. Raises OptionRefused, HubUnavailable."""
-        with self._reading():
-            return int(self._fs.info(self._path)["size"])
+        return int(self._ask(lambda path: self._fs.info(path))["size"])
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
         """Fetch one range. Raises OptionRefused, HubUnavailable, EOFError if the file ends before it."""
-        with self._reading():
-            # Left to itself it fetches 5 MiB behind each range.
-            end = offset + num_bytes
-            data = self._fs.cat_file(self._path, start=offset, end=end, cache_type="none")
+        end = offset + num_bytes
+        # Left to itself it fetches 5 MiB behind each range.
+        data = self._ask(lambda path: self._fs.cat_file(path, start=offset, end=end, cache_type="none"))
         if len(data) != num_bytes:
             raise EOFError(f"the file has no {num_bytes} bytes at {offset}")
         return np.frombuffer(bytearray(data), np.uint8)
 
-    def _reading(self) -> AbstractContextManager[None]:
-        return reading_hub(self._path, OptionRefused, "repo_id", "check the token's rights")
+    def _ask(self, do: Callable[[str], Any]) -> Any:  # noqa: ANN401
+        try:
+            with reading_hub(
+                self._path, OptionRefused, "repo_id", "check the revision and the token's rights"
+            ):
+                return do(self._path)
+        except OptionRefused:
+            newer = self._in_newer()
+            if newer is None:
+                raise
+        self._path, self._in_newer = newer._path, newer._in_newer
+        return self._ask(do)
 
 
 def repository_of(where: str) -> str:

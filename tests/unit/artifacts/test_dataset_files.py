@@ -12,7 +12,7 @@ from service.artifacts.dataset_files import HubFile, HubFiles, LocalFiles, read_
 from service.errors import HubUnavailable, OptionRefused
 from service.reader.errors import ReaderError
 from tests.support.fake_hub import FakeHub
-from tests.support.hub_state import Fault
+from tests.support.hub_state import Fault, large_blob
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -80,3 +80,17 @@ def test_a_repository_lists_and_holds_what_its_commit_has(
         with files.held(["manifests/1.json", "manifests/4"]) as folder:
             assert [path.name for path in folder.rglob("*.json")] == ["1.json"]
         assert not list(tmp_path.iterdir())
+
+
+def test_an_open_file_outlives_its_commit_where_the_newest_one_has_the_same() -> None:
+    """1. A history is squashed, and one file is another from then on. 2. It is squashed again."""
+    with FakeHub() as hub:
+        hub.add_repo("org/set", {"a/x.parquet": b"same", "a/y.parquet": b"old"})
+        repo, files = hub.repo("org/set"), HubFiles("org/set", endpoint=hub.url)
+        same, other = (files.open(f"a/{name}.parquet") for name in "xy")
+        new = {"a/y.parquet": large_blob(hashlib.sha256(b"new").hexdigest(), 3, b"new")}
+        for number in range(2):
+            repo.add(f"squashed {number}", {**repo.commits.pop().tree, **new})
+            assert same.read(0, same.num_bytes).tobytes() == b"same"
+            with pytest.raises(OptionRefused, match="the Hub answered 404"):
+                other.read(0, 3)
