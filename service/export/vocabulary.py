@@ -64,8 +64,8 @@ def vocabulary_map(counts: dict[int, int], draft_size: int, target_size: int) ->
     return {"d2t": kept_D - torch.arange(draft_size), "t2d": t2d_V}
 
 
-def vocabulary_file(name: str, source: Source, count: Counts = token_counts) -> Writers:
+def vocabulary_file(name: str, source: Source) -> Writers:
     """Return the `draft_vocabulary` as one file of `torch.save`, if the options ask for one."""
     if (size := source.options.draft_vocab) is None:
         return {}
-    return {name: lambda path: save_torch(path, draft_vocabulary(source, size, count))}
+    return {name: lambda path: save_torch(path, draft_vocabulary(source, size))}

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from service.errors import OptionRefused
-from service.export.format import TorchFileEachRow
+from service.export.format import TorchFileEachRow, refuse_draft_vocab
 from service.export.options import Algorithm
 from service.export.saving import Writers, save_json
 from service.export.source import Source
-from service.export.vocabulary import counts_of, token_counts, vocabulary_file
+from service.export.vocabulary import vocabulary_file
 from service.reader import Row
 
 VOCABULARY = "vocab_mapping.pt"
@@ -37,12 +37,6 @@ class SpecForge(TorchFileEachRow):
             return every
         return (number for number in every if _has_pair(self.source.rows.row(number)))
 
-    def _counts(self, source: Source) -> dict[int, int]:
-        """Count the supervised tokens of those rows."""
-        if source.options.algorithm is Algorithm.EAGLE3:
-            return token_counts(source)
-        return counts_of(source.rows.row(number) for number in self.numbers())
-
     def content(self, row: Row) -> dict[str, Any]:
         """Return a row's tensors, with the algorithm's names."""
         auxiliary_1TA = row.auxiliary(self.source.layers)[None]
@@ -60,7 +54,7 @@ class SpecForge(TorchFileEachRow):
 
     def beside(self, out: Path) -> Writers:
         """Return the vocabulary map and the run's configuration."""
-        vocabulary = vocabulary_file(VOCABULARY, self.source, self._counts)
+        vocabulary = vocabulary_file(VOCABULARY, self.source)
         return {**vocabulary, self.CONFIG: partial(save_json, content=self._config(out))}
 
     def _config(self, out: Path) -> dict[str, object]:
@@ -96,7 +90,9 @@ def _has_pair(row: Row) -> bool:
 
 
 def make(source: Source) -> SpecForge:
-    """Return the format. Raises OptionRefused (`layers`)."""
+    """Return the format. Raises OptionRefused (`draft_vocab`, `layers`)."""
     if source.options.algorithm is Algorithm.EAGLE3:
         need_three(source)
+    else:  # the trainer would be told of a map, and ignore it
+        refuse_draft_vocab(source, "SpecForge's DFlash, Domino and DSpark draft")
     return SpecForge(source)

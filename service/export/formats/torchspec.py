@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import OptionRefused
-from service.export.format import RowFile, TorchFileEachRow
+from service.export.format import RowFile, TorchFileEachRow, refuse_draft_vocab
+from service.export.options import Algorithm
 from service.export.saving import Writers, save_json
 from service.export.source import Source
 from service.export.vocabulary import vocabulary_file
@@ -74,7 +75,9 @@ def _path(sample_id: str) -> str:
 
 
 def make(source: Source) -> TorchSpec:
-    """Return the format. Raises OptionRefused (`job`)."""
+    """Return the format. Raises OptionRefused (`draft_vocab`, `job`)."""
+    if source.options.algorithm is not Algorithm.EAGLE3:
+        refuse_draft_vocab(source, "TorchSpec's DFlash and DSpark draft")
     if len(set(source.rows.sample_ids)) != len(source.rows):
         raise OptionRefused(
             "two rows have the same sample id, and TorchSpec names files by it",

@@ -2,10 +2,6 @@
 
 import shutil
 
-import torch
-
-from service.export.options import Algorithm
-from service.export.run import export
 from service.export.source import open_dataset
 from service.export.vocabulary import token_counts
 from tests.contract.export.conftest import wanted
@@ -36,14 +32,3 @@ def test_the_counts_of_all_jobs_that_are_exported_add_up(target, tmp_path):
     for part in ("data", "index", "manifests"):
         shutil.copytree(second / part, first / part, dirs_exist_ok=True)
     assert counted(first) == dict(sorted(due.items()))
-
-
-def test_where_rows_are_left_out_their_tokens_are_not_counted(dataset, truths, tmp_path):
-    pairs = [row for row in truths if bool(((row.mask[1:] == 1) & (row.mask[:-1] == 1)).any())]
-    options = wanted("specforge", algorithm=Algorithm.DFLASH, draft_vocab=12)
-    export(str(dataset), tmp_path / "out", options)
-    made = torch.load(tmp_path / "out/vocab_mapping.pt", weights_only=True)
-    every = torch.cat([row.ids[row.mask == 1] for row in pairs])
-    ids, times = every.unique(return_counts=True)
-    order = sorted(zip((-times).tolist(), ids.tolist(), strict=True))
-    assert made["t2d"].nonzero().flatten().tolist() == sorted(token for _, token in order[:12])
