@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from service.export.format import FileEachRow, refuse_pre_norm
+from service.export.format import FileEachRow, refuse_draft_vocab, refuse_pre_norm
 from service.export.options import Algorithm
 from service.export.saving import Writers, save_json, save_safetensors, save_torch
 from service.export.source import Source
@@ -26,6 +26,8 @@ from service.reader import Row
 
 ARROW_FILE = "data-00000-of-00001.arrow"
 COUNTS_FILE = "token_freq.pt"
+WHOLE_VOCABULARY = frozenset({Algorithm.MTP, Algorithm.DFLASH2})
+"""Kinds of drafters for which the trainer ignores a vocabulary map, or refuses it."""
 _ROWS_A_BATCH = 256
 _SCHEMA = pa.schema(
     [
@@ -139,7 +141,12 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 
 
 def make(source: Source) -> Speculators:
-    """Return the format. Raises OptionRefused (`algorithm`) for MTP heads fed the state before the norm."""
+    """Return the format.
+
+    Raises OptionRefused: `draft_vocab`, and `algorithm` for MTP heads fed the state before the norm.
+    """
+    if source.options.algorithm in WHOLE_VOCABULARY:
+        refuse_draft_vocab(source, "speculators' MTP and DFlash2 draft")
     if source.options.algorithm is Algorithm.MTP:
         cure = "train them with service.reader.Mtp(num_steps, normed=False)"
         refuse_pre_norm(source, "the MTP heads", cure)

@@ -222,6 +222,7 @@ def test_a_folder_with_something_else_in_it_is_refused(dataset, tmp_path):
         ("modelopt", DFLASH | {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("specforge", DFLASH | {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("torchspec", DFLASH | {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
+        ("speculators", {"algorithm": Algorithm.MTP, "draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("modelopt", {"max_tokens": 9}, "max_tokens", "takes rows of any length"),
         ("nemo", {"target": "/nowhere"}, "target", "holds no config.json"),
         ("nemo", {"algorithm": Algorithm.EAGLE3}, "draft_vocab", "the probability of every token of the"),
