@@ -40,9 +40,11 @@ def open_source(
         case InlineSource():
             rows = InlineRows(source, document)
         case FileSource():
-            kept = frozen if isinstance(frozen, dict) else {"names": frozen, "folder": None}
-            closed, roots = settings.closed_folder, settings.source_roots
-            rows = FileRows(source, roots, labels, kept["names"], may_be_empty, closed, kept["folder"])
+            # Earlier builds froze the names alone.
+            planned = dict.fromkeys(frozen) if isinstance(frozen, list) else frozen
+            rows = FileRows(
+                source, settings.source_roots, labels, planned, may_be_empty, settings.closed_folder
+            )
         case HubSource():
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
             rows = HubRows.find(pinned, settings, labels)
@@ -51,7 +53,8 @@ def open_source(
                 cure = "make a schedule of this request, and post the samples to it"
                 raise SourceRefused("samples are posted to a schedule", field="source.kind", cure=cure)
             folder = FileSource(kind="file", path=str(posted))
-            return FileRows(folder, (posted,), labels, frozen, may_be_empty=True)
+            names = None if frozen is None else dict.fromkeys(frozen)  # the data folder may have been moved
+            return FileRows(folder, (posted,), labels, names, may_be_empty=True)
         case MixSource():
             opened = partial(open_source, settings=settings, labels=labels, may_be_empty=may_be_empty)
             parts: list[RowSource] = []

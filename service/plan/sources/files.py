@@ -10,7 +10,7 @@ import time
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -55,28 +55,27 @@ def _state(stats: os.stat_result) -> _State:
 class FileRows:
     """The rows of `files`, whose keys are paths below the source's folder, in that order.
 
-    The files are those in `names`, below `folder` if that is known, or all. An opened file must be inside
-    `roots` and not inside `closed`, whatever its path leads to by then.
+    The files are those in `planned`, each with its place if that is known, or all. An opened file must be
+    inside `roots` and not inside `closed`, whatever its path leads to by then.
     """
 
     source: FileSource
     roots: tuple[Path, ...]
     labels: tuple[str, ...]
-    names: Sequence[str] | None
+    planned: Mapping[str, str | None] | None
     may_be_empty: bool
     closed: Path | None = None
-    folder: str | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
     states: dict[str, _State] = field(default_factory=dict, compare=False)
     """The states of the files when they were read for the fingerprint."""
 
     def listed(self) -> "FileRows":
         """Resolve the path, following links, and list its files. Raises SourceRefused."""
-        source, frozen, may_be_empty = self.source, self.names, self.may_be_empty
+        source, frozen, may_be_empty = self.source, self.planned, self.may_be_empty
         places = partial(_places, roots=self.roots, closed=self.closed)
         try:
             files = _listed(source, places) if frozen is None else self._planned(frozen, places)
-            names = _readable(files) if frozen is None else frozen
+            names = _readable(files) if frozen is None else list(frozen)
             if not names and not may_be_empty:
                 raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
             real = {name: next(places(files[name])) for name in names}  # before anything there is looked at
@@ -87,8 +86,7 @@ class FileRows:
                 real = dict(sorted((own.setdefault(real[name], name), real[name]) for name in names))
             for name in real:
                 name.encode()  # the ids of its rows begin with the name
-            folder = next((str(file.parents[name.count("/")]) for name, file in files.items()), None)
-            rows = replace(self, files=real, folder=folder)
+            rows = replace(self, files=real)
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -101,23 +99,23 @@ class FileRows:
             )
         return rows
 
-    def _planned(self, names: Sequence[str], places: Places) -> dict[str, Path]:
-        """Return the files of a plan, where all are; what came since does not count. Raises as `_listed`."""
-        if not names:
-            return {}
+    def _planned(self, planned: Mapping[str, str | None], places: Places) -> dict[str, Path]:
+        """Return the files of a plan, from where they were, or if all were moved. Raises as `_listed`."""
+        with suppress(SourceRefused):
+            known = {name: next(places(Path(place))) for name, place in planned.items() if place is not None}
+            if len(known) == len(planned) and all(map(Path.is_file, known.values())):
+                return known
         begin, wild = self.source.glob
-        known = [Path(self.folder)] if self.folder else []
-        for place in chain(known, places(Path(self.source.path)), places(begin) if wild else ()):
-            files = {place.name: place} if place.is_file() else {name: place / name for name in names}
-            gone = [name for name in names if name not in files or not files[name].is_file()]
+        for place in chain(places(Path(self.source.path)), places(begin) if wild else ()):
+            files = {place.name: place} if place.is_file() else {name: place / name for name in planned}
+            gone = [name for name in planned if name not in files or not files[name].is_file()]
             if not gone:
                 return files
         raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
 
     def frozen(self) -> object:
-        """Return the files' names, and of several roots the folder: planning again reads no others."""
-        names = list(self.files)
-        return names if len(self.roots) == 1 else {"folder": self.folder, "names": names}
+        """Return the files' names and places: a link may lead to others by the time they are read again."""
+        return {name: str(file) for name, file in self.files.items()}
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 over the files' names and contents, and the limit."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from collections import Counter
 from fractions import Fraction
@@ -144,6 +145,37 @@ def test_a_source_that_is_frozen_does_not_grow(tmp_path: Path, path: str) -> Non
     (tmp_path / "b.jsonl").unlink()
     with pytest.raises(SourceRefused, match="is gone since the job was planned"):
         opened(tmp_path, source, frozen)
+
+
+@pytest.mark.parametrize("path", ["latest.jsonl", "latest", "latest/*.jsonl", "in/*.jsonl"])
+def test_a_plan_made_again_reads_its_files_although_their_link_leads_to_newer_ones(
+    tmp_path: Path, path: str
+) -> None:
+    links = {name: tmp_path / name for name in ("latest.jsonl", "latest", "in/latest.jsonl")}
+    (tmp_path / "in").mkdir()
+
+    def lead_to(day: str) -> None:
+        file = drop(tmp_path / day / "a.jsonl", rows=len(day))
+        for name, link in links.items():
+            link.unlink(missing_ok=True)
+            link.symlink_to(file if name.endswith(".jsonl") else file.parent)
+
+    lead_to("day-9")
+    first = opened(tmp_path, {"kind": "file", "path": path})
+    frozen = json.loads(json.dumps(first.frozen()))
+    lead_to("day-10")
+    again = opened(tmp_path, {"kind": "file", "path": path}, frozen)
+    assert again.fingerprint() == first.fingerprint() and ids(again) == ids(first)
+
+
+def test_a_plan_made_again_finds_its_files_where_all_were_moved(tmp_path: Path) -> None:
+    drop(tmp_path / "one" / "in" / "a.jsonl")
+    source = {"kind": "file", "path": "in"}
+    first = opened(tmp_path / "one", source)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    for frozen in (first.frozen(), ["a.jsonl"]):  # as earlier builds wrote it
+        again = opened(tmp_path / "two", source, frozen)
+        assert again.fingerprint() == first.fingerprint() and ids(again) == ids(first)
 
 
 def mix(*parts: dict[str, Any] | tuple[dict[str, Any], float]) -> dict[str, Any]:
