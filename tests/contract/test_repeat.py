@@ -1,6 +1,9 @@
 """A source that is taken several times, each time in another order."""
 
 import asyncio
+import json
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from schemas.request import ExtractRequest
 from schemas.source import InlineSource, Sample
 from service.errors import WriteFailed
 from service.plan.sources.one_pass import SHUFFLED_ROWS, OnePass
-from service.plan.sources.rows import InlineRows
+from service.plan.sources.rows import InlineRows, SourceRow
 from service.proof.verify import verify_dataset
 from service.store import Store, jobs, plans
 from tests.support.jobs import Shop, conversations, request
@@ -51,6 +54,26 @@ def test_every_pass_is_shuffled_otherwise_and_the_same_when_it_is_read_again() -
     assert all(sorted(one) == sorted(as_it_stands) for one in orders)
     assert len({tuple(one) for one in (*orders, as_it_stands)}) == 4
     assert order(1, 7) == orders[1]
+
+
+def test_rows_that_wait_to_be_shuffled_take_no_more_than_their_text() -> None:
+    tokens = tuple(range(1000, 3000))
+
+    class Long(InlineRows):
+        def rows(self) -> Iterator[SourceRow]:
+            text = json.dumps({"token_ids": tokens})
+            return (SourceRow(str(n), Sample.model_validate_json(text)) for n in range(SHUFFLED_ROWS + 1))
+
+    source = Long(InlineSource(kind="inline", samples=(Sample(text="x"),)))
+    tracemalloc.start()
+    try:
+        rows = OnePass(source, 0, 7, is_only=True).rows()
+        row = next(rows)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(row.content, Sample) and row.content.token_ids == tokens
+    assert held < SHUFFLED_ROWS * len(json.dumps(tokens))
 
 
 @pytest.mark.slow
