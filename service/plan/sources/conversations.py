@@ -17,8 +17,10 @@ from schemas.base import first_fault
 from schemas.source import Message, Name, Sample
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Keys of a row or message with what is not text, beside a conversation."""
 COLUMNS = (
-    *("id", "messages", "conversations", "system", "tools"),
+    *("id", "messages", "conversations", "system", "tools", *MEDIA),
     *("token_ids", "input_ids", "loss_mask", "attention_mask", "labels", "assistant_masks"),
     *("text", "prompt", "completion", "response"),
 )
@@ -26,6 +28,8 @@ COLUMNS = (
 
 ANSWERS = ("completion", "response")
 """Columns with the answer to a `prompt`."""
+WEIGHTS = ("weight", "loss", "train", "train_detail")
+"""Keys of an answer that say whether it is supervised, in the formats of OpenAI, ms-swift and axolotl."""
 FUNCTION_CALL = "function_call"
 """The speaker of an assistant's tool call."""
 ROLES = {role: role for role in ("assistant", "developer", "system", "tool", "user")}
@@ -114,6 +118,7 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
         needed = "'messages', 'conversations', 'token_ids', 'input_ids', 'text' or 'prompt'"
         columns = sorted(str(key) for key in row)
         raise RejectedError(RejectReason.NO_SAMPLE, f"a row needs one of {needed}; this one has {columns}")
+    _refuse_media(row, "row")
     if row.get("system") and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(row["system"])})
     return {"messages": messages, "tools": _tools(row.get("tools"))}
@@ -176,16 +181,23 @@ def _openai_message(turn: Mapping[str, Any], column: str) -> dict[str, Any]:
     kept = {key: turn[key] for key in Message.model_fields if turn.get(key) is not None and turn[key] != []}
     if turn.get(FUNCTION_CALL) is not None:
         raise RejectedError(RejectReason.BAD_TOOL_CALL, f"{column}: give 'tool_calls' for 'function_call'")
-    if role == "assistant" and turn.get("weight") not in (None, 1):
-        detail = (
-            f"{column}: no 'weight' but 1 is read: leave the turn out, or give 'token_ids' and a 'loss_mask'"
-        )
-        raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
+    unread = [name for name in WEIGHTS if turn.get(name) not in (None, 1, [])]
+    if role == "assistant" and unread:
+        detail = f"{column}: {unread[0]!r} is read only as 1: leave the turn out, or give 'token_ids' and"
+        raise RejectedError(RejectReason.INVALID_SAMPLE, f"{detail} a 'loss_mask'")
+    _refuse_media(turn, column)
     if thoughts := [turn[name] for name in THOUGHTS if turn.get(name) is not None]:
         kept[THOUGHTS[0]] = next(filter(None, thoughts), thoughts[0])
     if "content" in kept:
         kept["content"] = _text(kept["content"])
     return kept
+
+
+def _refuse_media(held: Mapping[str, Any], where: str) -> None:
+    """Raise RejectedError for a row or message with an image: its text would be captured without it."""
+    if there := [name for name in MEDIA if held.get(name)]:
+        detail = f"{where}: {there[0]!r} cannot be captured: only text can"
+        raise RejectedError(RejectReason.NOT_TEXT, detail)
 
 
 def _sharegpt_message(turn: Mapping[str, Any]) -> dict[str, Any]:

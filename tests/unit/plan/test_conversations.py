@@ -37,6 +37,8 @@ PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
         ({"messages": [ASK, ANSWER], "system": "be brief"}, [SYSTEM, ASK, ANSWER]),
         ({"messages": [SYSTEM, ASK], "system": "be long"}, [SYSTEM, ASK]),
         ({"messages": [ASK, ANSWER | {"weight": 1.0}]}, [ASK, ANSWER]),
+        ({"messages": [ASK | {"train": False}, ANSWER | {"loss": True, "train": True}]}, [ASK, ANSWER]),
+        ({"messages": [ASK | {"images": []}, ANSWER], "images": [], "image": None}, [ASK, ANSWER]),
     ],
 )
 def test_openai_messages_are_read(row: dict[str, Any], expected: list[dict[str, Any]]) -> None:
@@ -51,6 +53,7 @@ def test_openai_messages_are_read(row: dict[str, Any], expected: list[dict[str, 
         ({"token_ids": [1, 2], "loss_mask": [0, 1]}, Sample(token_ids=(1, 2), loss_mask=(0, 1))),
         ({"input_ids": [1, 2], "attention_mask": [1, 1]}, Sample(token_ids=(1, 2))),
         ({"text": "x", "response": "y"}, Sample(text="x")),
+        ({"text": "a caption", "image": "a.png"}, Sample(text="a caption")),
     ],
 )
 def test_text_and_token_ids_are_read(row: dict[str, Any], expected: Sample) -> None:
@@ -143,6 +146,12 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
         ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, RejectReason.INVALID_SAMPLE),
         ({"conversations": [{"from": "gpt", "value": "a", FUNCTION_CALL: {}}]}, RejectReason.BAD_TOOL_CALL),
         ({"conversations": [ASK, {"from": "gpt", "value": "a", "weight": 0.0}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER | {"loss": False}, ASK, ANSWER]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER | {"train": False}, ASK, ANSWER]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER | {"train_detail": [{"train": False}]}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK, ANSWER], "images": ["a.png"]}, RejectReason.NOT_TEXT),
+        ({"messages": [ASK | {"audios": ["a.wav"]}, ANSWER]}, RejectReason.NOT_TEXT),
+        ({"conversations": [{"from": "human", "value": "<image>q"}], "image": "a"}, RejectReason.NOT_TEXT),
         ({"messages": [ASK, ANSWER | {"function_call": {"name": "f"}}]}, RejectReason.BAD_TOOL_CALL),
         ({"messages": [ASK, ANSWER | {"thinking": 3}]}, RejectReason.INVALID_SAMPLE),
         ({"messages": [ASK, ANSWER | {"tool_calls": [nested(65)]}]}, RejectReason.INVALID_SAMPLE),

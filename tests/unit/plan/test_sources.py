@@ -129,10 +129,18 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_parquet_rows_are_read_without_their_other_columns(tmp_path: Path) -> None:
-    rows = [{"id": i, "messages": [ASK, ANSWER | {"name": None}], "image": b"\x00" * 10} for i in range(200)]
+    rows = [{"id": i, "messages": [ASK, ANSWER | {"name": None}], "embedding": b"\x00"} for i in range(200)]
     read = rows_of(tmp_path, parquet(tmp_path / "a.parquet", rows))
     assert [row.source_id for row in read] == [str(i) for i in range(200)]
     assert all(turns(row.content) == [ASK, ANSWER] for row in read)
+
+
+def test_a_parquet_row_with_an_image_is_a_reject(tmp_path: Path) -> None:
+    images = ([{"bytes": b"\x89PNG", "path": None}], [], None)
+    rows = [{"messages": [ASK, ANSWER], "images": held} for held in images]
+    read = [row.content for row in rows_of(tmp_path, parquet(tmp_path / "a.parquet", rows))]
+    assert isinstance(read[0], RowReject) and "'images' cannot be captured" in read[0].detail
+    assert [turns(content) for content in read[1:]] == [[ASK, ANSWER]] * 2
 
 
 def test_a_fault_of_a_part_names_the_part(tmp_path: Path) -> None:
