@@ -36,6 +36,7 @@ _PACKERS = "7z|br|bz2|deflate|gz|lz4|lzma|snappy|sz|xz|z|zip|zstd?"
 PACKED = re.compile(rf".*({'|'.join(map(re.escape, SUFFIXES))})(\.({_PACKERS}))?", re.DOTALL | re.IGNORECASE)
 """Names of files of these forms, however they are compressed and written."""
 
+_POINTER = b"version https://git-lfs."
 MAX_LINE_BYTES = 64 * 2**20
 """A longer JSONL line is rejected; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
@@ -320,10 +321,7 @@ def _places(path: Path, roots: tuple[Path, ...], closed: Path | None) -> Iterato
 
 @contextmanager
 def _opened(path: Path, roots: tuple[Path, ...], closed: Path | None) -> Iterator[IO[bytes]]:
-    """Open a file, and check where the opened file is: the path may lead elsewhere by now.
-
-    Raises SourceRefused, OSError.
-    """
+    """Open a file and check where it is, since its path may lead elsewhere. Raises SourceRefused, OSError."""
     # O_NONBLOCK: opening a FIFO does not wait for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         real = _by_descriptor(file).readlink()
@@ -332,6 +330,8 @@ def _opened(path: Path, roots: tuple[Path, ...], closed: Path | None) -> Iterato
             raise _refused(f"{path.name!r} leads out of its folder since it was found", "put it back")
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise _refused(f"{path.name!r} is no regular file", "give a file or a folder of files")
+        if os.pread(file.fileno(), len(_POINTER), 0) == _POINTER:
+            raise _refused(f"{path.name!r} is Git LFS's pointer to a file", "get the file: `git lfs pull`")
         yield file
 
 

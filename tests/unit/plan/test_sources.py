@@ -223,11 +223,14 @@ def two_columns(name: str) -> bytes:
 
 WHOLE = parquet_bytes({"text": [f"row {i} " * 10 for i in range(5000)]})
 OTHER_COLUMN = parquet_bytes({"question": ["x"], "qqqq": ["y"]})
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 REFUSED = [
     ("a.json", b'\n[{"text": "x"}]', "'a.json' holds a JSON array"),
     ("bom.json", b'\xef\xbb\xbf[\n{"text": "x"},\n{"text": "y"}\n]', "'bom.json' holds a JSON array"),
     ("spaced.json", b'\xef\xbb\xbf \n[\n{"text": "x"}\n]', "'spaced.json' holds a JSON array"),
     ("wide.jsonl", '{"text": "x"}\r\n{"text": "y"}\r\n'.encode("utf-16"), "'wide.jsonl' is UTF-16"),
+    ("lfs.jsonl", POINTER, "'lfs.jsonl' is Git LFS's pointer"),
+    ("lfs.parquet", POINTER, "'lfs.parquet' is Git LFS's pointer"),
     ("a.csv", b"text\nx\n", "'a.csv' is not a"),
     ("a.parquet", OTHER_COLUMN, "'a.parquet' has none of the columns"),
     ("a.parquet", two_columns("token_ids"), "'a.parquet' has several columns 'token_ids'"),
