@@ -35,8 +35,8 @@ def host_of(store: Store, settings: Settings) -> int:
 def run_lost(context: LoopContext) -> bool:
     """Give up the units of hosts that were silent for too long; return False: there is no more to do now."""
     for host_id in context.store.read(hosts.silent, context.settings.host_lost_s):
-        units = context.store.write(hosts.forget, host_id)
-        logger.warning("host %s is lost: %d units that it had captured run again", host_id, units)
+        if units := context.store.write(hosts.forget, host_id):
+            logger.warning("host %s is lost: %d units that it had captured run again", host_id, units)
     return False
 
 

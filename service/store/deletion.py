@@ -3,12 +3,14 @@
 from datetime import timedelta
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Select, Table, and_, delete, exists, or_, select, tuple_, update
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
 from service.store import consumers, keys, tasks, totals, workers
 from service.store.database import Store, Transaction
+from service.store.job_rows import DOCUMENTS
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import (
     EVENT,
@@ -40,9 +42,14 @@ MAX_BLOBS, BLOBS = 50, (UNIT_PLAN, TOKEN_COUNTS)
 def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
     """Start the deletion of an ended job: it can no longer be resumed or named by its key.
 
-    Its dataset in the data folder is deleted, too, if any call asks for that. Raises NotFound, IllegalMove.
+    Its dataset in the data folder is deleted, too, if any call asks for that. What cannot be read of its row
+    is gone at once. Raises NotFound, IllegalMove.
     """
-    locked = lock_job(tx, job_id)
+    try:
+        locked = lock_job(tx, job_id)
+    except ValidationError:
+        _drop_unread(tx, job_id)
+        locked = lock_job(tx, job_id)
     if locked.state is not JobState.DELETING:
         ended_at = select(JOB.c.updated_at).where(JOB.c.id == job_id).scalar_subquery()
         run = update(RUN).where(RUN.c.job_id == job_id)
@@ -57,6 +64,16 @@ def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
         tx.connection.execute(submission.values(deleted_at=tx.now))
     if with_dataset:
         tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(deletes_dataset=True))
+
+
+def _drop_unread(tx: Transaction, job_id: str) -> None:
+    """Delete the documents in a job's row that cannot be read; otherwise nothing could move the job."""
+    row = JOB.c.id == job_id
+    for name in DOCUMENTS:
+        try:
+            tx.connection.execute(select(JOB.c[name]).where(row)).all()
+        except ValidationError:
+            tx.connection.execute(update(JOB).where(row).values({name: None}))
 
 
 def lease(store: Store, owner: str, ttl_s: float) -> Lease | None:

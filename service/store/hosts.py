@@ -128,13 +128,14 @@ def forget(tx: Transaction, host_id: str) -> int:
 
     If the host comes back, it is a host like any other. If it is the data folder's, its place becomes free
     for another data folder, and jobs that are not pushed end, since their datasets were only there. A job
-    that cannot be read keeps what another host than that holds. Raises NotFound.
+    that cannot be read keeps what another host than that holds; this is logged once. Raises NotFound.
     """
     check_write(tx)
     lost = number(tx, host_id)
     if lost is None:
         cure = "`quarry workers list` says which there are"
         raise NotFound(f"there is no host {host_id}", field="host_id", cure=cure)
+    was_lost = tx.connection.scalar(select(HOST.c.is_lost).where(HOST.c.number == lost))
     # The indexes of consumed units are only in the data folder.
     is_there_alone = ~UNIT_COMMIT.c.is_stored | (JOB.c.publish_subject == JOB.c.id)
     held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.job_id == JOB.c.id, UNIT_COMMIT.c.host == lost)
@@ -149,7 +150,8 @@ def forget(tx: Transaction, host_id: str) -> int:
         except (ValueError, LookupError):
             if lost == HOME:  # its units would be taken for those of the next data folder
                 raise
-            logger.exception("what host %s holds of job %s cannot run again", host_id, job_id)
+            if not was_lost:
+                logger.exception("what host %s holds of job %s cannot run again", host_id, job_id)
     totals.keep(tx, counts)  # locked after the jobs
     if lost == HOME:
         on = select(JOB.c.id).where(JOB.c.state.not_in(OVER))

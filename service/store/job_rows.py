@@ -9,7 +9,12 @@ from sqlalchemy.engine import Row
 
 from schemas.base import first_fault
 from service.errors import QuarryError
+from service.store.column_types import Document
 from service.store.database import Transaction
+from service.store.tables import JOB
+
+DOCUMENTS = {column.name for column in JOB.c if isinstance(column.type, Document)}
+"""Columns of a job that may hold what cannot be read."""
 
 
 def rows_of(tx: Transaction, query: Select[Any], of_id: Column[str], what: str = "job") -> Sequence[Row[Any]]:
@@ -31,4 +36,5 @@ def rows_of(tx: Transaction, query: Select[Any], of_id: Column[str], what: str =
 def _unreadable(what: str, name: str, error: ValidationError) -> QuarryError:
     detail = f"what is stored of {what} {name} cannot be read: {first_fault(error)}"
     cure = "restore a backup of the database, or run the version of Quarry that wrote it"
+    cure += "; a job that is not needed can be cancelled and deleted" if what == "job" else ""
     return QuarryError(detail, field=f"{what}_id", cure=cure)

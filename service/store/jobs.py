@@ -16,13 +16,12 @@ from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, QuarryError, RequestError
 from service.store import consumers, keys, totals, workers
-from service.store.column_types import Document
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
-from service.store.job_rows import rows_of
+from service.store.job_rows import DOCUMENTS, rows_of
 from service.store.policies import POLICIES
 from service.store.schedule_tables import SCHEDULE
-from service.store.stopping import stop
+from service.store.stopping import cancel_unread, stop
 from service.store.tables import EVENT, JOB, REQUEST, SUBMISSION, TASK
 from service.store.transitions import (
     LockedJob,
@@ -40,8 +39,6 @@ CURSOR = re.compile("[0-9]{1,18}")
 """The number of the last job on the previous page, which may have been deleted meanwhile."""
 MADE = ("progress", "repository", "waits")
 """Fields of `JobRow` that are not columns of `job`."""
-DOCUMENTS = {column.name for column in JOB.c if isinstance(column.type, Document)}
-"""Columns that may hold what cannot be read."""
 STARTS = "an engine that starts and loads the model"
 """What a job waits for if its units are held only by workers that have no engine yet."""
 RECENT_EVENTS = 20
@@ -186,8 +183,13 @@ def request(tx: Transaction, job_id: str) -> ExtractRequest:
 
 
 def cancel(tx: Transaction, job_id: str) -> JobRow:
-    """Cancel a job; it can be resumed. Raises NotFound, IllegalMove."""
-    return _stopped(tx, job_id, JobState.CANCELLED)
+    """Cancel a job, also one that cannot be read; it can be resumed. Raises NotFound, IllegalMove."""
+    try:
+        with tx.connection.begin_nested():
+            return _stopped(tx, job_id, JobState.CANCELLED)
+    except ValidationError:
+        cancel_unread(tx, job_id)
+        return _jobs(tx, _listed(tx, select(JOB).where(JOB.c.id == job_id)))[0]
 
 
 def pause(tx: Transaction, job_id: str) -> JobRow:
@@ -279,6 +281,12 @@ def num_events(tx: Transaction, owner: str | None = None) -> tuple[int, int]:
     query = select(func.coalesce(func.sum(JOB.c.last_event), 0), func.count())
     events, number = tx.connection.execute(query.where(JOB.c.owner == owner) if owner else query).one()
     return int(events), number
+
+
+def owner(tx: Transaction, job_id: str) -> str | None:
+    """Return the name of the key that submitted a job; None is the operator. Raises NotFound."""
+    found: str | None = _one(tx, select(JOB.c.owner).where(JOB.c.id == job_id), job_id)["owner"]
+    return found
 
 
 def state(tx: Transaction, job_id: str) -> JobState:

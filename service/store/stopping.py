@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 
+from sqlalchemy import select, update
+
 from schemas.job import JobState, Problem
 from service.store.database import Transaction
-from service.store.transitions import LockedJob, LockedTask, move_job, move_task, tasks_in
+from service.store.migration import check_behind_lock
+from service.store.tables import JOB, TASK
+from service.store.transitions import LockedJob, LockedTask, check_move, move_job, move_task, tasks_in
 from service.store.values import TaskState
 
 UNLEASED = {"state": TaskState.PENDING, "owner": None, "lease_until": None}
@@ -22,3 +26,22 @@ def stop(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | None 
     for task in tasks_in(tx, job, TaskState.LEASED):
         job = move_task(tx, job, task, void(task))
     return job
+
+
+def cancel_unread(tx: Transaction, job_id: str) -> None:
+    """Cancel a job that cannot be read, without an event, which would repeat what cannot be.
+
+    Nothing of its row is lost: once it can be read, it can be resumed. Raises IllegalMove.
+    """
+    state = tx.connection.scalars(select(JOB.c.state).where(JOB.c.id == job_id).with_for_update()).one()
+    check_behind_lock(tx)
+    if state is JobState.CANCELLED:
+        return
+    check_move(job_id, state, JobState.CANCELLED)
+    ended = {"state": JobState.CANCELLED, "updated_at": tx.now}
+    tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(ended))
+    leased = TASK.c.job_id == job_id, TASK.c.state == TaskState.LEASED
+    in_order = select(TASK.c.item).where(*leased).order_by(TASK.c.kind, TASK.c.item)
+    tx.connection.execute(in_order.with_for_update())  # as whoever else locks several of them
+    given_back = UNLEASED | {"attempts": TASK.c.attempts - 1}
+    tx.connection.execute(update(TASK).where(*leased).values(given_back))

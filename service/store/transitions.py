@@ -145,13 +145,7 @@ def record(
 
 def move_job(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | None = None) -> LockedJob:
     """Move a locked job to a state. Raises IllegalMove."""
-    if to not in JOB_MOVES[job.state]:
-        origins = ", ".join(state for state in JobState if to in JOB_MOVES[state])
-        raise IllegalMove(
-            f"job {job.id} is {job.state} and cannot become {to}",
-            field="state",
-            cure=f"a job becomes {to} from: {origins}",
-        )
+    check_move(job.id, job.state, to)
     message = f"{job.state} -> {to}"
     job = record(tx, replace(job, state=to, problem=problem), "state", message, problem)
     if job.webhook is not None and to in REPORTED_JOB_STATES:
@@ -161,6 +155,14 @@ def move_job(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | N
             text = f"webhook: not sent, since {MAX_REPORTS} reports of its owner wait"
             job = record(tx, job, "progress", text, problem, is_change=False)
     return job
+
+
+def check_move(job_id: str, state: JobState, to: JobState) -> None:
+    """Raise IllegalMove if a job in `state` cannot become `to`."""
+    if to not in JOB_MOVES[state]:
+        origins = ", ".join(state for state in JobState if to in JOB_MOVES[state])
+        detail = f"job {job_id} is {state} and cannot become {to}"
+        raise IllegalMove(detail, field="state", cure=f"a job becomes {to} from: {origins}")
 
 
 def reports(tx: Transaction, owner: str | None) -> int:

@@ -23,7 +23,16 @@ from service.api.auth import caller
 from service.api.json_route import JsonRoute
 from service.api.problems import problem_responses
 from service.api.routes.options import NO_OPTIONS, NO_QUERY
-from service.api.routes.resources import BudgetOf, CallerOf, FeedOf, JobOf, SettingsOf, StoppingOf, StoreOf
+from service.api.routes.resources import (
+    BudgetOf,
+    CallerOf,
+    FeedOf,
+    JobIdOf,
+    JobOf,
+    SettingsOf,
+    StoppingOf,
+    StoreOf,
+)
 from service.control.budget import Turn
 from service.control.deletion import delete_job
 from service.errors import CallerRefused, IllegalMove, KeyRefused, NotFound, StoreUnavailable
@@ -126,7 +135,7 @@ def change_job(job: JobOf, store: StoreOf, asks: CallerOf, change: PriorityChang
 
 @changing.delete("/{job_id}", status_code=204, responses=problem_responses(404, 409, 422, 503))
 def delete(
-    job: JobOf,
+    job_id: JobIdOf,
     store: StoreOf,
     settings: SettingsOf,
     asks: CallerOf,
@@ -140,7 +149,7 @@ def delete(
         cure = "delete it with dataset=delete"
         detail = "an owner of a key with max_bytes cannot keep the dataset"
         raise CallerRefused(detail, field="dataset", cure=cure)
-    delete_job(store, settings, job.id, with_dataset=query.dataset == "delete")
+    delete_job(store, settings, job_id, with_dataset=query.dataset == "delete")
 
 
 @reading.get(
@@ -149,17 +158,17 @@ def delete(
     response_class=Response,
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
-async def read_request(job: JobOf, store: StoreOf, asks: CallerOf, budget: BudgetOf) -> Response:
+async def read_request(job_id: JobIdOf, store: StoreOf, asks: CallerOf, budget: BudgetOf) -> Response:
     """Return the request that the job was made from, with every default filled in."""
     async with budget.turn(asks.owner, Turn.DOWNLOAD):
-        document = await run_in_threadpool(store.read, jobs.request_json, job.id)
+        document = await run_in_threadpool(store.read, jobs.request_json, job_id)
         return Response(document, media_type="application/json")
 
 
 @changing.post("/{job_id}/cancel", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 415, 422))
-def cancel_job(job: JobOf, store: StoreOf) -> JobSummary:
+def cancel_job(job_id: JobIdOf, store: StoreOf) -> JobSummary:
     """Cancel a job; what it has committed is kept for a resume."""
-    return store.write(jobs.cancel, job.id).view()
+    return store.write(jobs.cancel, job_id).view()
 
 
 @changing.post("/{job_id}/pause", dependencies=NO_OPTIONS, responses=problem_responses(404, 409, 415, 422))

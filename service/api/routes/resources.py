@@ -44,10 +44,10 @@ async def narrowed_settings(settings: SettingsOf, asks: CallerOf) -> Settings:
 NarrowedSettings = Annotated[Settings, Depends(narrowed_settings)]
 
 
-def job_of(
+def job_id_of(
     store: StoreOf, asks: CallerOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]
-) -> JobRow:
-    """Return the job that the path names, as it was a moment ago.
+) -> str:
+    """Return the id of the job that the path names, which may be one that cannot be read.
 
     Raises:
         NotFound: also for another owner's job, and for an id that no job can have, so that such a string
@@ -55,10 +55,17 @@ def job_of(
     """
     if not is_job_id(job_id):
         raise NotFound(f"there is no job {job_id!r}", field="job_id", cure="GET /jobs lists the jobs")
-    job = store.read(jobs.job, job_id)
-    if not asks.sees(job.owner):
+    if not asks.sees(store.read(jobs.owner, job_id)):
         raise jobs.unknown(job_id)
-    return job
+    return job_id
+
+
+JobIdOf = Annotated[str, Depends(job_id_of)]
+
+
+def job_of(store: StoreOf, job_id: JobIdOf) -> JobRow:
+    """Return the job that the path names, as it was a moment ago. Raises NotFound."""
+    return store.read(jobs.job, job_id)
 
 
 JobOf = Annotated[JobRow, Depends(job_of)]

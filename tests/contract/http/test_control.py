@@ -4,10 +4,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from sqlalchemy import Text, cast, update
 
 from schemas.job import JobSummary
 from service.settings import Settings
 from service.store import Store, jobs, plans
+from service.store.tables import JOB
 from tests.support.api import JSON, complete, job_body, problem_of
 from tests.support.store_cases import OWNER, TTL_S
 
@@ -67,6 +69,21 @@ def test_a_body_that_is_missing_no_object_or_of_another_type_says_what_to_send(
             assert "application/json" in str(refused.cure)
         assert problem_of(api.request(method, path), 422).field == "body"
         assert problem_of(api.request(method, path, json=[]), 422).cure == "send a JSON object"
+
+
+def test_a_job_that_cannot_be_read_shows_its_request_and_is_cancelled_and_deleted(
+    api: httpx2.Client, store: Store, job: JobSummary
+):
+    with store.writing() as tx:
+        tx.connection.execute(update(JOB).where(JOB.c.id == job.id).values(identity=cast("{", Text)))
+    refused = problem_of(api.get(f"/jobs/{job.id}"), 500)
+    assert "cannot be read" in refused.detail and "cancelled and deleted" in str(refused.cure)
+    assert api.get(f"/jobs/{job.id}/request").json()["model"] == job.model
+    assert problem_of(api.delete(f"/jobs/{job.id}"), 409).cure
+    cancelled = api.post(f"/jobs/{job.id}/cancel").json()
+    assert cancelled["state"] == "cancelled" and cancelled["problem"]["detail"] == refused.detail
+    assert api.delete(f"/jobs/{job.id}").status_code == 204
+    problem_of(api.get(f"/jobs/{job.id}"), 404)
 
 
 @pytest.mark.parametrize("choice", ["keep", "delete"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Text, cast, func, update
+from sqlalchemy import Text, cast, func, select, update
 
 from schemas.job import JobState
 from schemas.schedule import NewSchedule, ScheduleState, ScheduleView, UnreadableSchedule
@@ -15,7 +15,7 @@ from schemas.webhook import Webhook
 from schemas.worker import WorkerStatus
 from service.control.deletion import run_retention
 from service.control.scheduling import run_slots
-from service.errors import QuarryError
+from service.errors import IllegalMove, NotFound, QuarryError
 from service.settings import Settings
 from service.store import (
     Lease,
@@ -37,7 +37,7 @@ from service.store import (
     workers,
 )
 from service.store.clock import set_slots_right
-from service.store.schedule_tables import SCHEDULE
+from service.store.schedule_tables import RUN, SCHEDULE
 from service.store.stopping import stop
 from service.store.tables import CANARY, EVENT, JOB, REJECT, TASK, WORKER
 from service.store.transitions import lock_job
@@ -45,6 +45,7 @@ from service.work.keeper import Keeper
 from service.work.runner import LoopContext
 from tests.support.finished_job import a_canary
 from tests.support.store_cases import (
+    IDENTITY,
     OWNER,
     PROBLEM,
     TTL_S,
@@ -53,6 +54,7 @@ from tests.support.store_cases import (
     capture,
     commit,
     job_id,
+    lease_plan,
     lease_publish,
     reach,
     start_units,
@@ -204,7 +206,46 @@ def test_a_job_that_cannot_be_read_ends_no_list_of_jobs(store: Store, database: 
     assert damaged.view().problem == damaged.problem
 
 
-def test_a_job_that_cannot_be_read_keeps_no_other_from_being_deleted_by_its_age(
+@pytest.mark.parametrize("column", [JOB.c.problem, JOB.c.identity, JOB.c.provenance, TASK.c.problem])
+def test_a_job_that_cannot_be_read_is_cancelled_as_it_is_and_deleted(
+    store: Store, database: Store, column: Any
+) -> None:
+    """Put right between the two, it would go on where it was."""
+    start_units(store)
+    lease = units.lease(store, OWNER, TTL_S)
+    assert lease is not None
+    damage(database, column, JOB.c.id if column.table is JOB else TASK.c.job_id)
+    with pytest.raises(IllegalMove, match="is running and cannot become deleting"):
+        store.write(deletion.begin, FIRST, with_dataset=False)
+    for _ in range(2):
+        assert store.write(jobs.cancel, FIRST).state is JobState.CANCELLED
+    with database.reading() as tx:
+        assert tx.connection.scalar(select(func.count()).where(cast(column, Text) == "{"))
+        assert not tx.connection.scalar(select(func.count()).where(TASK.c.state == TaskState.LEASED))
+    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
+
+    store.write(deletion.begin, FIRST, with_dataset=False)
+    store.write(deletion.forget, FIRST)
+    with pytest.raises(NotFound):
+        store.read(jobs.state, FIRST)
+
+
+def test_what_can_be_read_of_a_damaged_job_is_kept_by_its_schedule(
+    two_schedules: Store, database: Store
+) -> None:
+    """The next run compares its recipe with that of this one."""
+    made = two_schedules.write(schedules.run_now, "two").job_id
+    assert made is not None
+    two_schedules.write(plans.set_identity, lease_plan(two_schedules), IDENTITY)
+    two_schedules.write(jobs.cancel, made)
+    with database.writing() as tx:
+        tx.connection.execute(update(JOB).values(problem=cast("{", Text)))
+    two_schedules.write(deletion.begin, made, with_dataset=False)
+    with database.reading() as tx:
+        assert tx.connection.scalar(select(RUN.c.identity)) == IDENTITY
+
+
+def test_a_job_that_cannot_be_read_is_deleted_by_its_age_and_keeps_no_other(
     store: Store, database: Store, clock: Clock, tmp_path: Path
 ) -> None:
     for number in (1, 2):
@@ -214,14 +255,15 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_being_deleted_by_its_age(
     settings = Settings(data_dir=tmp_path, keep_jobs_days=1.0)
     assert not run_retention(LoopContext(store, settings, OWNER, Keeper(store, TTL_S)))
     states = [store.read(jobs.state, job) for job in (FIRST, SECOND)]
-    assert states == [JobState.CANCELLED, JobState.DELETING]
+    assert states == [JobState.DELETING, JobState.DELETING]
 
 
 @pytest.mark.parametrize("column", [JOB.c.problem, TASK.c.problem])
 def test_a_job_that_cannot_be_read_keeps_no_other_from_running_again_elsewhere(
-    store: Store, database: Store, column: Any
+    store: Store, database: Store, column: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """1. A host has captured units of both. 2. It is lost. 3. The damaged row is put right."""
+    """1. A host has captured units of both. 2. It is lost, which is seen again and again. 3. The damaged row
+    is put right."""
     store.write(hosts.register, "a" * 32, "home", is_home=True)
     far = store.write(hosts.register, "b" * 32, "far", is_home=False)
     for number in (1, 2):
@@ -233,7 +275,8 @@ def test_a_job_that_cannot_be_read_keeps_no_other_from_running_again_elsewhere(
         tx.connection.execute(update(JOB).values(state=JobState.PUBLISHING))
         tx.connection.execute(update(TASK).values(state=TaskState.FAILED))
     damage(database, column, JOB.c.id if column.table is JOB else TASK.c.job_id)
-    assert store.write(hosts.forget, "b" * 32) == 1
+    assert [store.write(hosts.forget, "b" * 32) for _ in range(3)] == [1, 0, 0]
+    assert [record.name for record in caplog.records] == [hosts.__name__]
     assert store.read(jobs.job, SECOND).progress.units_done == 0
     with database.writing() as tx:
         tx.connection.execute(update(column.table).values({column: None}))

@@ -19,7 +19,7 @@ from service.control.keys import check_bind
 from service.errors import OptionRefused
 from service.settings import Settings
 from service.store import Store, keys
-from service.store.tables import API_KEY
+from service.store.tables import API_KEY, JOB
 from tests.contract.http.keys.conftest import ADMIN, EVERY, add, add_nightly, bearer, roots
 from tests.support.api import UNKNOWN, api_settings, job_body, problem_of, serving, small_target, stored
 from tests.support.store_cases import lease_plan
@@ -125,6 +125,17 @@ def test_an_owner_sees_nothing_of_anothers(api: httpx2.Client, store: Store, mod
     assert api.get("/schedules", headers=others).json()["schedules"] == []
     assert len(api.get("/jobs", headers=bearer(ADMIN)).json()["jobs"]) == 2
     assert api.get(f"/jobs/{job['id']}", headers=add(api)[1]).status_code == 200, "a key of the same name"
+
+
+def test_an_owner_sees_nothing_of_a_job_of_anothers_that_cannot_be_read(
+    api: httpx2.Client, store: Store, model: Path
+) -> None:
+    (_, mine), (_, others) = add(api, **roots(model)), add(api, "team-b")
+    job = api.post("/extract", json=job_body(model), headers=mine).json()
+    with store.writing() as tx:
+        tx.connection.execute(update(JOB).values(identity=cast("{", Text)))
+    problem_of(api.get(f"/jobs/{job['id']}", headers=mine), 500)
+    problem_of(api.get(f"/jobs/{job['id']}", headers=others), 404)
 
 
 def test_no_request_reads_what_was_posted_to_a_schedule(
