@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import and_, bindparam, delete, or_, select, update
@@ -95,7 +96,7 @@ def lease(
 
     On the way, a job is blocked if too many owners died while holding the task to be leased. One whose task
     cannot be leased is blocked, too; where it cannot be, since it has ended or its own row is damaged, its
-    tasks wait for `HELD_BACK`.
+    tasks wait for `HELD_BACK`. So do those of a kind that is retried for ever: a report blocks no job.
     """
     while (job_id := store.read(_next_job, kind, owner, choice)) is not None:
         try:
@@ -108,8 +109,9 @@ def lease(
         except Exception as error:
             # Supervisor: one job's bug must not keep the others from being leased.
             logger.exception("the %s of job %s cannot be leased", kind, job_id)
+            end = partial(block, problem=internal_error(error).problem())
             try:
-                store.write(block, kind, job_id, internal_error(error).problem())
+                store.write(_hold_back if POLICIES[kind].exhausted is Outcome.VOID else end, kind, job_id)
             except (NotFound, IllegalMove, ValueError, LookupError):
                 store.write(_hold_back, kind, job_id)
     return None

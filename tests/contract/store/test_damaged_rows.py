@@ -135,6 +135,19 @@ def test_a_report_whose_event_cannot_be_read_holds_up_no_other(
     assert store.read(jobs.state, FIRST) is JobState.CANCELLED
 
 
+def test_a_report_whose_event_cannot_be_read_stops_no_job(store: Store, database: Store) -> None:
+    """It is of an earlier end: the job was resumed since."""
+    request = a_request().model_copy(update={"webhook": Webhook(url="https://receiver.example/")})
+    store.write(jobs.submit, NewJob.of(FIRST, FIRST, request))
+    store.write(jobs.cancel, FIRST)
+    damage(database, EVENT.c.entry, EVENT.c.job_id)
+    store.write(jobs.resume, FIRST)
+    lease = lease_plan(store)
+    assert webhooks.lease(store, OWNER, TTL_S) is None
+    assert store.read(jobs.state, FIRST) is JobState.RUNNING
+    assert store.write(tasks.extend, [lease], TTL_S) == []
+
+
 def test_what_a_later_version_adds_to_what_is_shown_is_left_out(store: Store, database: Store) -> None:
     """1. A newer worker is there, on the same tables. 2. It blocks a job. 3. All is shown by this version."""
     submit(store)
