@@ -213,16 +213,15 @@ def advance(tx: Transaction, name: str, refusal: str | None) -> bool:
         _update(tx, schedule.number, next_slot=following)
         detail = f"nobody looked until {tx.now:%Y-%m-%d %H:%M} UTC"
         runs.record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
-    elif goes_on and rules.overlap is Overlap.SKIP:
-        _update(tx, schedule.number, next_slot=following, waiting_slot=None)
+        return True
+    if schedule.waiting_slot is not None:  # also if the rules no longer let a slot wait
+        detail = f"it waited for job {schedule.last_job} until the next slot came"
+        runs.record(tx, schedule.number, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
+    waits = goes_on and rules.overlap is Overlap.QUEUE
+    _update(tx, schedule.number, next_slot=following, waiting_slot=slot if waits else None)
+    if goes_on and rules.overlap is Overlap.SKIP:
         runs.record(tx, schedule.number, slot, RunOutcome.SKIPPED, f"job {schedule.last_job} had not ended")
-    elif goes_on and rules.overlap is Overlap.QUEUE:
-        _update(tx, schedule.number, next_slot=following, waiting_slot=slot)
-        if schedule.waiting_slot is not None:
-            detail = f"it waited for job {schedule.last_job} until the next slot came"
-            runs.record(tx, schedule.number, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
-    else:
-        _update(tx, schedule.number, next_slot=following, waiting_slot=None)
+    elif not waits:
         _submit(tx, schedule, slot, refusal)
     return True
 

@@ -55,6 +55,24 @@ def test_a_slot_that_waits_is_missed_by_a_pause_and_comes_at_no_later_time(
     assert outcomes(store) == [(at(9), RunOutcome.SUBMITTED), (at(10), RunOutcome.MISSED)]
 
 
+@pytest.mark.parametrize(
+    ("overlap", "then"), [("skip", RunOutcome.SKIPPED), ("replace", RunOutcome.SUBMITTED)]
+)
+def test_a_slot_that_waited_is_not_forgotten_if_slots_no_longer_wait(
+    store: Store, clock: Clock, overlap: str, then: RunOutcome
+) -> None:
+    """1. The job of nine goes on, so ten waits. 2. Another `overlap`. 3. Eleven comes."""
+    store.write(schedules.add, schedule(overlap="queue"))
+    for _ in range(2):
+        clock.advance(HOUR_S)
+        look(store)
+    assert change(store, overlap=overlap).waiting_slot == at(10)
+    clock.advance(HOUR_S)
+    look(store)
+    told = [(at(9), RunOutcome.SUBMITTED), (at(10), RunOutcome.SKIPPED), (at(11), then)]
+    assert outcomes(store) == told
+
+
 def test_a_schedule_whose_last_slot_waits_has_not_ended(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule(overlap="queue", ends_at=at(10)))
     for _ in range(2):
