@@ -264,7 +264,7 @@ def note(tx: Transaction, job_id: str, problem: Problem) -> None:
     locked = lock_job(tx, job_id)
     recent = events(tx, job_id, after=locked.last_event - RECENT_EVENTS)
     if problem not in (event.problem for event in recent):
-        record(tx, locked, "progress", problem.detail, problem)
+        record(tx, locked, "progress", problem.detail, problem, is_change=False)
 
 
 def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:

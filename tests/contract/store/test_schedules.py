@@ -264,6 +264,20 @@ def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, c
     assert after == before.model_copy(update={"last_run": gone})
 
 
+def test_what_is_noted_of_a_job_that_has_ended_makes_its_run_no_later(store: Store, clock: Clock) -> None:
+    """Otherwise a schedule that fails for days would look as if it had just completed."""
+    store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    look(store)
+    end_jobs(store)
+    run = store.read(schedules.schedule_view, "hourly").last_run
+    assert run is not None
+    clock.advance(HOUR_S)
+    store.write(jobs.note, str(run.job_id), PROBLEM)
+    assert store.read(jobs.events, str(run.job_id))[-1].problem == PROBLEM
+    assert store.read(schedules.schedule_view, "hourly").last_good_at == at(9)
+
+
 @pytest.mark.parametrize(
     ("state", "failing"),
     [
