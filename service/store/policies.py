@@ -47,12 +47,13 @@ HUB_DELAYS = 0.5, 15.0
 """As `delay`, and its bound, where a task that `spares_hub` met none: a push asks for 15 minutes itself."""
 
 POLICIES = {
+    # More deaths than for a unit, whose capture may kill the machine's planner each time, whatever it plans.
     TaskKind.PLAN: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         by_turns=True,
         spares_hub=True,
         exhausted=Outcome.BLOCK,
-        max_deaths=3,
+        max_deaths=20,
         delay=1 / 12,
         blame="planners died without a word over this job",
         cure="look for the reason in the planner's log and the kernel's (memory), then resume",

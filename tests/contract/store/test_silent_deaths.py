@@ -14,7 +14,9 @@ from tests.support.store_cases import (
     Clock,
     commit,
     job_id,
+    lease_plan,
     lease_unit,
+    start_plan,
     start_units,
 )
 
@@ -47,6 +49,23 @@ def test_a_unit_that_kills_its_workers_blocks_its_job_by_name(store: Store, cloc
         assert word in job.problem.cure
     assert store.read(units.of_job, job_id(1))[1].problem == job.problem
     assert counted(store) == [(TaskState.DONE, 1, 0), (TaskState.PENDING, 0, MAX_DEATHS)]
+
+
+def test_a_unit_that_kills_its_machine_blocks_no_job_that_is_planned_there(
+    store: Store, clock: Clock
+) -> None:
+    """A planner that must read again what it has planned makes no progress until it dies again."""
+    start_units(store, units=1)
+    start_plan(store, number=2)
+    clock.advance(TTL_S)
+    for number in range(MAX_DEATHS):
+        lease_unit(store, f"worker-{number}")
+        lease_plan(store, f"planner-{number}")
+        clock.advance(TTL_S)
+    assert units.lease(store, OWNER, TTL_S) is None
+    states = [store.read(jobs.state, job_id(number)) for number in (1, 2)]
+    assert states == [JobState.BLOCKED, JobState.RUNNING]
+    assert lease_plan(store).job_id == job_id(2)
 
 
 def test_the_block_is_told_as_an_event_of_the_unit_and_one_of_the_job(store: Store, clock: Clock) -> None:
