@@ -66,8 +66,7 @@ POLICIES = {
         exhausted=Outcome.FAIL,
         max_deaths=10,
         delay=0.0,
-        blame="workers died without a word while they held unit {item}; a worker holds several units at once,"
-        " so another of them may be at fault",
+        blame="workers died without a word while they held unit {item}, the last of them no other unit",
         cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
         "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
     ),

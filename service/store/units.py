@@ -56,7 +56,8 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease, *, host: int) -> UnitL
     of_unit = (UNIT.c.num_samples, UNIT.c.num_tokens, *plan)
     of_model = SICKNESS.c.owner == lease.owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
     is_probe = exists().where(*of_model, workers.DIED).label("is_probe")
-    query = select(*of_unit, TASK.c.lone_deaths, is_probe).join(TASK, OF_UNIT).join(JOB, JOB.c.id == job.id)
+    query = select(*of_unit, TASK.c.lone_deaths, TASK.c.deaths, is_probe).join(TASK, OF_UNIT)
+    query = query.join(JOB, JOB.c.id == job.id)
     query = query.join(UNIT_PLAN, (UNIT_PLAN.c.job_id == UNIT.c.job_id) & (UNIT_PLAN.c.unit == UNIT.c.unit))
     of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item) & (TASK.c.kind == lease.kind)
     unit = tx.connection.execute(query.where(of_lease)).mappings().one()

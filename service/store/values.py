@@ -22,6 +22,8 @@ SERVICE = -2
 """The number of the service among hosts, though it is no folder: it was seen when it last heard consumers.
 -1 is `hosts.NOWHERE`.
 """
+ALONE_AFTER = 3
+"""After how many silent deaths a unit runs alone, so that those beside it are not counted its own."""
 
 
 class TaskKind(StrEnum):
@@ -201,7 +203,8 @@ class UnitLease(Lease):
     """The right to one attempt at capturing a unit, with its frozen samples as in `PlannedUnit`.
 
     It must run alone if it `is_probe`, since the worker's engine has died on the model and captured nothing
-    of it since, or if it has `lone_deaths`: an engine died on it without another unit, or got it wrong.
+    of it since, if it has `lone_deaths`: an engine died on it without another unit, or got it wrong, or
+    after `ALONE_AFTER` silent `deaths` of workers that held it, with others beside it which may be to blame.
     If it `is_answered`, its samples already hold the target's answers. Its files stay on `host`, a number,
     until they are stored. `engine` is the name and version of the engine that the job was begun with, if it
     was begun.
@@ -217,13 +220,14 @@ class UnitLease(Lease):
     plan: bytes = field(repr=False)
     plan_sha256: str
     lone_deaths: LoneDeaths | None
+    deaths: int
     is_probe: bool
     engine: str | None
 
     @property
     def runs_alone(self) -> bool:
         """Whether its worker holds no other unit meanwhile."""
-        return self.is_probe or self.lone_deaths is not None
+        return self.is_probe or self.lone_deaths is not None or self.deaths >= ALONE_AFTER
 
     @property
     def state_bytes(self) -> int:

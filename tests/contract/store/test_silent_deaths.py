@@ -6,7 +6,7 @@ from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
 from service.store import Store, TaskState, jobs, tasks, units
 from service.store.policies import POLICIES
-from service.store.values import TaskKind
+from service.store.values import TaskKind, UnitLease
 from tests.support.store_cases import (
     OWNER,
     PROBLEM,
@@ -49,6 +49,28 @@ def test_a_unit_that_kills_its_workers_blocks_its_job_by_name(store: Store, cloc
         assert word in job.problem.cure
     assert store.read(units.of_job, job_id(1))[1].problem == job.problem
     assert counted(store) == [(TaskState.DONE, 1, 0), (TaskState.PENDING, 0, MAX_DEATHS)]
+
+
+def test_a_unit_that_kills_its_workers_ends_no_job_whose_units_they_held_beside_it(
+    store: Store, clock: Clock
+) -> None:
+    """A worker holds two units at once, unless one of them is to run alone."""
+    deadly, others = job_id(1), job_id(2)
+    for number in (1, 2):
+        start_units(store, units=1, number=number)
+    while store.read(jobs.state, deadly) is not JobState.BLOCKED:
+        held: list[UnitLease] = []
+        while len(held) < 2 and (lease := units.lease(store, OWNER, TTL_S)) is not None:
+            held.append(lease)
+            if lease.runs_alone:
+                break
+        if deadly in {lease.job_id for lease in held}:
+            clock.advance(TTL_S)
+        else:
+            for lease in held:
+                commit(store, lease)
+    assert store.read(jobs.state, others) is JobState.RUNNING
+    assert store.read(jobs.job, others).progress.is_captured
 
 
 def test_a_unit_that_kills_its_machine_blocks_no_job_that_is_planned_there(
