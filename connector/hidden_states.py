@@ -141,10 +141,13 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
 @contextmanager
 def _telling_refusals(transfer_config: Any) -> Iterator[None]:
-    """Report a LayoutError or MemoryError to the service before the engine ends without naming its cause."""
+    """Report a LayoutError to the service: the engine refuses the model, and would again.
+
+    Any other error is of this machine, such as a MemoryError; `connector.plugin.failure` keeps it.
+    """
     try:
         yield
-    except (LayoutError, MemoryError) as error:
+    except LayoutError as error:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as to_service:
             to_service.connect(transfer_config.get_from_extra_config("socket_path", None))
             to_service.sendall(line(Refused(detail=str(error))))
