@@ -59,6 +59,7 @@ from service.capture.engine_options import (
 from service.capture.link import EngineLink
 from service.capture.model_route import find_route
 from service.capture.vllm_start import VllmStart
+from service.environment import PREFIX
 from service.errors import EngineDied, EngineRefused
 from service.settings import Settings
 
@@ -66,6 +67,9 @@ USAGE = UsageContext.LLM_CLASS
 """AsyncLLM's own context has no batch sizes per device, only the library's small defaults."""
 STOP_TIMEOUT_S = 30.0
 """How long the engine's processes may take to end; every unit has a receipt or was abandoned by then."""
+
+CANNOT = (AttributeError, LookupError, TypeError, AssertionError, ImportError)
+"""What vLLM's code raises of a configuration that this version cannot handle."""
 
 FINISHED_WELL: Mapping[str | None, Ended] = {"stop": "end", "length": "length", "repetition": "repeats"}
 """vLLM's finish reasons; a `stop` string also has the first one."""
@@ -113,12 +117,13 @@ class VllmEngine:
             self._llm = llm
         except ValueError as error:
             # vLLM rejects the configuration: it would do so again.
-            raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
-        except (AttributeError, LookupError, TypeError, AssertionError, ImportError) as error:
+            what, cure = f"vLLM refuses {spec.weights.name}: {error}", None
+            raise await self._refused(what, cure, spec, settings) from error
+        except CANNOT as error:
             # This version's code cannot handle the configuration: another start would fail, too.
             what = f"vLLM refuses {spec.weights.name}: {type(error).__name__}: {error}"
             cure = "take another model: docs/architectures.md says which architectures were run"
-            raise EngineRefused(what, field="model", cure=cure) from error
+            raise await self._refused(what, cure, spec, settings) from error
         except TimeoutError as error:
             raise EngineDied(
                 f"vLLM did not start for {spec.weights.name} within {settings.engine_start_timeout_s:.0f} s",
@@ -133,7 +138,8 @@ class VllmEngine:
                 field="model",
                 cure=(
                     "where memory is short, free the GPU, set QUARRY_TENSOR_PARALLEL_SIZE or lower the "
-                    "job's 'max_tokens'; the engine's log has the whole error"
+                    "job's 'max_tokens', and for the host pool QUARRY_POOL_BYTES; the engine's log has the "
+                    "whole error"
                 ),
             ) from error
         hellos = await link.hello(settings.engine_start_timeout_s)
@@ -167,6 +173,25 @@ class VllmEngine:
             max_model_len=spec.max_model_len,
             max_num_scheduled_tokens=config.scheduler_config.max_num_scheduled_tokens,
         )
+
+    async def _refused(
+        self, what: str, cure: str | None, spec: EngineSpec, settings: Settings
+    ) -> EngineRefused:
+        """Return the error for a refused configuration, of the setting without which vLLM takes the model.
+
+        Such are a mistaken option, and a GPU too few, as on a machine that has lost one.
+        """
+        assert self._link is not None, "start() comes first"  # noqa: S101
+        for name, plain in (("engine_options", {}), ("tensor_parallel_size", 1)):
+            if getattr(settings, name) == plain:
+                continue
+            settings = settings.model_copy(update={name: plain})
+            arguments = engine_arguments(spec, settings, self._link, self.connector_module)
+            if await asyncio.to_thread(_takes, arguments):
+                field = f"{PREFIX}{name.upper()}"
+                cure = f"vLLM takes the model without {field}: change it"
+                return EngineRefused(what, field=field, cure=cure)
+        return EngineRefused(what, field="model", cure=cure)
 
     async def run(self, prompt: Prompt) -> Answer:
         """Submit one request and wait for its last output."""
@@ -217,6 +242,16 @@ def _check_batch_invariance() -> None:
             field="VLLM_BATCH_INVARIANT",
             cure="leave it unset",
         )
+
+
+def _takes(arguments: dict[str, Any]) -> bool:
+    """Return whether vLLM takes a configuration, before it starts any process."""
+    try:
+        more = find_route(arguments).overrides
+        AsyncEngineArgs(**(arguments | dict(more))).create_engine_config(USAGE)
+    except (EngineRefused, ValueError, RuntimeError, OSError, *CANNOT):
+        return False
+    return True
 
 
 def build_llm(arguments: dict[str, Any]) -> AsyncLLM:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from transformers import DbrxConfig
+from vllm import platforms
+from vllm.config import parallel
 
 from schemas.digest import canonical_sha256
 from service.capture import vllm_engine
@@ -16,6 +18,7 @@ from service.capture.session import EngineSlot
 from service.capture.vllm_engine import VllmEngine, engine_arguments, sampling_parameters
 from service.errors import EngineDied, EngineRefused
 from service.settings import Settings
+from tests.support.tiny_model import random_target
 
 
 @pytest.mark.engine
@@ -69,6 +72,39 @@ def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_the_machines_f
             asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
         assert "TMPDIR" in str(died.value.cure)
         assert not list(folder.iterdir())
+
+
+class OneGpu:
+    """A node of NVIDIA's whose other GPUs are gone, for whoever counts them."""
+
+    is_cuda = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(platforms.current_platform, name)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine_options": {"max_num_seqs": 0}}, "greater than or equal to 1"),
+        ({"tensor_parallel_size": 2}, r"World size \(2\) is larger than the number of available GPUs"),
+    ],
+    ids=["option", "lost GPU"],
+)
+def test_what_vllm_refuses_of_a_workers_settings_is_no_jobs_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], says: str
+):
+    """A node that lost a GPU failed every job in the queue: each was refused as if by its model."""
+    monkeypatch.setattr(parallel, "current_platform", OneGpu())
+    target = random_target(tmp_path / "target", hidden=64, dtype="float32", max_position=128)
+    spec = EngineSpec(target, "r", "float32", (1, 2), 64, 64, decode=False)
+    slot = EngineSlot(Settings(data_dir=tmp_path, **settings))
+    with pytest.raises(EngineDied, match=says) as died:
+        asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
+    (name,) = settings
+    assert died.value.cure == f"vLLM takes the model without QUARRY_{name.upper()}: change it"
 
 
 def test_nested_options_are_told_apart_and_not_by_their_order():
