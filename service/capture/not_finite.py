@@ -6,13 +6,16 @@ it has just found finite, or else pieces of a canary's prompt, of which half mus
 alike, and a model may overflow on a token of that beginning. Once a job has such a reject, the control is
 enough for its other units.
 
+Where the target answers, the second engine gets other answers, and may overflow on those of other rows. Then
+what it has found must be found again when the same tokens are captured once more.
+
 Imports torch: import it lazily.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -21,12 +24,13 @@ from service.capture.canary import capture_prompts
 from service.capture.session import EngineSession
 from service.errors import StatesNotFinite
 from service.proof.canary import canary_prompts
+from service.proof.checks import Written
 from service.store import Store, UnitLease, units
 
 logger = logging.getLogger(__name__)
 
 NAMED = 20
-"""Rows that an error names; of more it has a digest."""
+"""Rows that an error names, of more it has a digest; and rows that are captured once more."""
 _PIECES, _PIECE_TOKENS = 8, 16
 """Of a canary's prompt; no two have a token in common but by chance."""
 
@@ -37,8 +41,11 @@ async def settle(
     store: Store,
     plan: pa.Table,
     sealed: Sequence[UnitSealed],
+    written: Mapping[int, Written],
 ) -> None:
     """Return if the rows of a unit that are not finite, if any, may be rejected.
+
+    `written` has the rows with the target's answers.
 
     Raises StatesNotFinite where the engine may be at fault, and what `capture_prompts` raises.
     """
@@ -59,6 +66,13 @@ async def settle(
     if sum(map(bool, control)) * 2 < len(control):
         logger.warning("unit %d: rows that were finite no longer are", lease.item)
         raise found  # as before, for the next engine to confirm
+    for row in sorted(reject.row for reject in rejected)[:NAMED] if lease.answers_anew else ():
+        ids = written[row].ids[: session.spec.max_model_len - 1].tolist()
+        # By itself: of several, the last one may find its states in the prefix cache.
+        (states,) = await capture_prompts(lease, session, [ids])
+        if states:
+            logger.warning("unit %d, row %d: it is finite the second time", lease.item, row)
+            raise found
 
 
 def _error(lease: UnitLease, rows: list[int]) -> StatesNotFinite:

@@ -70,7 +70,7 @@ class UnitRun:
         """
         await asyncio.to_thread(remove_earlier, self._settings, self._attempt_id)
         self._plan = await asyncio.to_thread(unpacked, self._lease.plan, self._lease.plan_sha256)
-        if self._lease.identity.generate is not None and not self._lease.is_answered:
+        if self._lease.answers_anew:
             renderer = None
             if self._lease.identity.is_rendered_again:
                 renderer = await self._renderers.of(self._lease)
@@ -88,7 +88,8 @@ class UnitRun:
         for receipt in sealed:
             meters.SEALED.add(samples=len(receipt.rows), tokens=sum(receipt.num_tokens), bytes=receipt.bytes)
         commit = await asyncio.to_thread(self._verify, order, sealed)
-        await settle(self._lease, self._session, self._store, self._plan, sealed)
+        written = {} if self._answering is None else self._answering.written
+        await settle(self._lease, self._session, self._store, self._plan, sealed, written)
         answers = {} if self._answering is None else self._answering.last_answers
         cosine = await run_again(self._lease, self._session, sealed, answers, self._shared)
         if cosine is not None:

@@ -84,11 +84,13 @@ def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:
 def is_not_finite(tx: Transaction, lease: UnitLease, problem: Problem) -> bool:
     """Say whether an earlier attempt at the unit ended with `problem`, which names rows that are not finite.
 
-    Or whether the job has rejects for that already.
+    Or, where each attempt gets other answers, with other rows. Or whether the job has rejects for that
+    already.
     """
     place = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
     before = tx.connection.scalar(select(TASK.c.problem).where(place))
-    return before == problem or left_not_finite(tx, lease.job_id)
+    is_kind = lease.answers_anew and before is not None and before.type == problem.type
+    return before == problem or is_kind or left_not_finite(tx, lease.job_id)
 
 
 def left_not_finite(tx: Transaction, job_id: str) -> bool:

@@ -230,6 +230,11 @@ class UnitLease(Lease):
         return self.is_probe or self.lone_deaths is not None or self.deaths >= ALONE_AFTER
 
     @property
+    def answers_anew(self) -> bool:
+        """Whether the target still has to answer: each attempt may get other answers."""
+        return self.identity.generate is not None and not self.is_answered
+
+    @property
     def state_bytes(self) -> int:
         """The maximum size of its states, as captured."""
         answers = self.identity.generate.max_tokens * self.num_samples if self.identity.generate else 0

@@ -86,6 +86,38 @@ class OverflowingTokenEngine(OverflowingEngine):
         return states_LTH
 
 
+class DrawingEngine(OverflowingEngine):
+    """Each one gives other answers, on some of which its model overflows, as on some prompts."""
+
+    def _sample(self, prompt: Prompt) -> list[int]:
+        if prompt.generate is None:
+            return super()._sample(prompt)
+        first = sum(prompt.token_ids) * 7 + OverflowingEngine.started * 13
+        return [(first + index) % 50 + 1 for index in range(prompt.generate.max_tokens)]
+
+    def _states(self, token_ids: list[int]) -> torch.Tensor:
+        states_LTH = FakeEngine._states(self, token_ids)
+        if self._is_ill(token_ids):
+            states_LTH[:, torch.tensor(token_ids).cumsum(0) % 61 == 0] = float("inf")
+        return states_LTH
+
+    def _is_ill(self, token_ids: list[int]) -> bool:
+        return True
+
+
+class DrawingIllEngine(DrawingEngine):
+    """Its device is ill in place of the model: the same tokens are finite once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._met: list[list[int]] = []
+
+    def _is_ill(self, token_ids: list[int]) -> bool:
+        is_new = not any(token_ids[: len(met)] == met for met in self._met)
+        self._met.append(token_ids)
+        return is_new
+
+
 def named(engine: type[FakeEngine]) -> str:
     return f"{__name__}:{engine.__name__}"
 
@@ -212,6 +244,30 @@ def test_an_engine_whose_control_fails_leaves_a_finding_for_the_next_one_to_conf
     assert job.state is JobState.COMPLETED, job.problem
     assert_whole(shop, job.id, written=4, rejected=1)
     assert OverflowingEngine.started == 3
+
+
+@pytest.mark.parametrize(("engine", "completes"), [(DrawingEngine, True), (DrawingIllEngine, False)])
+def test_answers_on_which_a_model_overflows_need_not_be_the_same_rows_twice(
+    shop: Shop, target: Path, engine: type[FakeEngine], completes: bool
+) -> None:
+    """Each engine overflows on other answers. An ill device does not find the same tokens so once more."""
+    shop.settings = shop.settings.model_copy(update={"unit_max_samples": 40})
+    use(shop, engine)
+    questions = [f"Question {number} {'so ' * (number % 7)}" for number in range(40)]
+    samples = [
+        {"id": f"q{n}", "messages": [{"role": "user", "content": asked}]} for n, asked in enumerate(questions)
+    ]
+    job = shop.run(request(target, samples, generate={"max_tokens": 7, "temperature": 0.9}))
+    if not completes:
+        assert job.state is JobState.BLOCKED and job.problem is not None
+        assert "rows are not finite" in job.problem.detail
+        assert job.progress.samples_rejected == 0
+        return
+    assert job.state is JobState.COMPLETED, job.problem
+    rejected = job.progress.samples_rejected
+    assert rejected > 0
+    assert_whole(shop, job.id, written=40 - rejected, rejected=rejected)
+    assert OverflowingEngine.started <= 3
 
 
 @pytest.mark.parametrize("kind", ["file", "posted"])
