@@ -137,10 +137,12 @@ def _label(value: object) -> str | None:
         return value
     holds_json = isinstance(value, bool | int | float | list | dict)
     try:
+        if isinstance(value, bytes):  # as some write text to Parquet
+            return value.decode()
         return json.dumps(value, default=str) if holds_json else str(value)
     except RecursionError as error:
         raise RejectedError(RejectReason.INVALID_SAMPLE, f"labels: nested too deep: {error}") from error
-    except TypeError as error:  # a map whose keys are dates
+    except (TypeError, UnicodeDecodeError) as error:  # a map whose keys are dates, or other bytes
         raise RejectedError(RejectReason.INVALID_SAMPLE, f"labels: {error}") from error
 
 

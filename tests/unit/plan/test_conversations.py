@@ -169,6 +169,14 @@ def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -
     assert isinstance(content, RowReject) and content.reason is expected
 
 
+def test_a_label_that_is_bytes_is_their_text_or_a_reject() -> None:
+    assert read_row({"text": "x", "tongue": b"en"}, ("tongue",))[1] == Sample(
+        text="x", labels={"tongue": "en"}
+    )
+    content = read_row({"text": "x", "tongue": b"\xff"}, ("tongue",))[1]
+    assert isinstance(content, RowReject) and content.detail.startswith("labels: ")
+
+
 def test_a_label_nested_too_deep_is_a_reject() -> None:
     content = read_row({"text": "x", "topic": nested(2000)}, ["topic"])[1]
     assert isinstance(content, RowReject) and content.detail.startswith("labels: nested too deep")
