@@ -17,10 +17,11 @@ from schemas.base import first_fault
 from schemas.source import Message, Name, Sample
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
-MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+CONVERSATIONS = frozenset({"messages", "conversations"})
+MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 """Keys of a row or message with what is not text, beside a conversation."""
 COLUMNS = (
-    *("id", "messages", "conversations", "system", "tools", *MEDIA),
+    *("id", "messages", "conversations", "system", "tools"),
     *("token_ids", "input_ids", "loss_mask", "attention_mask", "labels", "assistant_masks"),
     *("text", "prompt", "completion", "response"),
 )
@@ -195,9 +196,15 @@ def _openai_message(turn: Mapping[str, Any], column: str) -> dict[str, Any]:
     return kept
 
 
+def used_columns(names: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Return those of a table's columns that are read: no images but beside conversations, for their size."""
+    used = {*COLUMNS, *labels} | (MEDIA if CONVERSATIONS.intersection(names) else frozenset())
+    return [name for name in names if name in used]
+
+
 def _refuse_media(held: Mapping[str, Any], where: str) -> None:
     """Raise RejectedError for a row or message with an image: its text would be captured without it."""
-    if there := [name for name in MEDIA if held.get(name)]:
+    if there := [name for name in held if name in MEDIA and held[name]]:
         detail = f"{where}: {there[0]!r} cannot be captured: only text can"
         raise RejectedError(RejectReason.NOT_TEXT, detail)
 

@@ -25,7 +25,7 @@ from schemas.dataset.seal import sha256_of
 from schemas.source import WILDCARD, FileSource
 from service.errors import SourceRefused
 from service.plan.sources.columnar import read_columns
-from service.plan.sources.conversations import COLUMNS, UTF_16, Read, read_line
+from service.plan.sources.conversations import COLUMNS, UTF_16, Read, read_line, used_columns
 from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
@@ -369,7 +369,7 @@ def _skip_line(file: IO[bytes]) -> None:
 def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterator[Read]:
     # Memory mapping and pre-buffering would hold whole row groups.
     with pq.ParquetFile(_by_descriptor(opened), pre_buffer=False) as file:
-        columns = [name for name in file.schema_arrow.names if name in (*COLUMNS, *labels)]
+        columns = used_columns(file.schema_arrow.names, labels)
         if twice := sorted({name for name in columns if columns.count(name) > 1}):
             raise _refused(f"{Path(name).name!r} has several columns {twice[0]!r}", "rename all but one")
         if not columns:

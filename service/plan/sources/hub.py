@@ -22,7 +22,15 @@ from schemas.source import HubSource
 from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
 from service.plan.sources.columnar import name_twice, read_columns
-from service.plan.sources.conversations import COLUMNS, UTF_16, Read, json_object, read_line, read_row
+from service.plan.sources.conversations import (
+    COLUMNS,
+    UTF_16,
+    Read,
+    json_object,
+    read_line,
+    read_row,
+    used_columns,
+)
 from service.plan.sources.rows import RejectedError, RowReject, SourceRow
 from service.settings import Settings
 
@@ -135,7 +143,7 @@ class HubRows:
                 # A row may name an image or audio file by any path or URL, so it is not opened.
                 stream = stream.decode(False)
             if stream.column_names is not None:
-                stream = stream.select_columns([name for name in stream.column_names if name in used])
+                stream = stream.select_columns(used_columns(stream.column_names, self.labels))
             schema = stream.features.arrow_schema if stream.features is not None else None
             yield from (read_columns(row, schema, self.labels) for row in stream)
         except OSError as error:

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from schemas.source import Sample
 from service.plan.sources import RejectReason, RowReject
-from service.plan.sources.conversations import FUNCTION_CALL, read_row
+from service.plan.sources.conversations import FUNCTION_CALL, read_row, used_columns
 from tests.unit.plan.test_sources import ANSWER, ASK, turns
 
 
@@ -167,6 +167,13 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
 def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -> None:
     content = read_row(row)[1]
     assert isinstance(content, RowReject) and content.reason is expected
+
+
+def test_images_are_read_beside_conversations_alone() -> None:
+    """Those beside a caption are ignored, and may not fit in memory."""
+    assert used_columns(["image", "text", "topic", "score"], ["topic"]) == ["text", "topic"]
+    assert used_columns(["video", "messages"], []) == ["video", "messages"]
+    assert used_columns(["image"], []) == []
 
 
 def test_a_label_that_is_bytes_is_their_text_or_a_reject() -> None:
