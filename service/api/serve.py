@@ -3,6 +3,7 @@
 import errno
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -71,6 +72,10 @@ def serve(settings: Settings, listener: socket.socket, workers: Sequence[Placeme
     # Threads that validate large bodies yield to the event loop ten times as often.
     sys.setswitchinterval(0.0005)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
+    for place in (settings.data_dir, *settings.data_dir.glob("quarry.db*")):
+        if not os.access(place, os.W_OK):  # to SQLite, like a database that is away, for which it waits
+            cure = "give it to the service's user, or name another folder in QUARRY_DATA_DIR"
+            raise OptionRefused(f"{place} cannot be written", field="data_dir", cure=cure)
     store = Store(settings.database())
     # Before the worker looks at it, and before uvicorn would turn an error into a traceback.
     migrate(store)
