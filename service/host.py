@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from schemas.dataset.seal import fsync, make_folder
-from service.errors import writing
+from service.errors import OptionRefused, writing
 from service.settings import Settings
 from service.store import HOME, Store, hosts
 from service.work.runner import LoopContext
@@ -17,6 +17,18 @@ from service.work.runner import LoopContext
 logger = logging.getLogger(__name__)
 
 HOST_FILE = "host"
+
+
+def check_data_dir(settings: Settings) -> None:
+    """Make the data folder; refuse one that cannot be written, with its database. Raises OptionRefused.
+
+    To SQLite that is like a database that is away, for which services and workers wait.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    for place in (settings.data_dir, *settings.data_dir.glob("quarry.db*")):
+        if not os.access(place, os.W_OK):
+            cure = "give it to the user of this process, or name another folder in QUARRY_DATA_DIR"
+            raise OptionRefused(f"{place} cannot be written", field="data_dir", cure=cure)
 
 
 def host_of(store: Store, settings: Settings) -> int:

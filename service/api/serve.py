@@ -3,7 +3,6 @@
 import errno
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -17,7 +16,7 @@ from service.api.app import create_app
 from service.api.connection import Connection, most_connections
 from service.control.keys import check_bind
 from service.errors import OptionRefused
-from service.host import host_of
+from service.host import check_data_dir, host_of
 from service.settings import Settings
 from service.store import Store
 from service.work.placement import Placement
@@ -71,11 +70,7 @@ def serve(settings: Settings, listener: socket.socket, workers: Sequence[Placeme
     gc.set_threshold(100_000, 10, 10)
     # Threads that validate large bodies yield to the event loop ten times as often.
     sys.setswitchinterval(0.0005)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    for place in (settings.data_dir, *settings.data_dir.glob("quarry.db*")):
-        if not os.access(place, os.W_OK):  # to SQLite, like a database that is away, for which it waits
-            cure = "give it to the service's user, or name another folder in QUARRY_DATA_DIR"
-            raise OptionRefused(f"{place} cannot be written", field="data_dir", cure=cure)
+    check_data_dir(settings)
     store = Store(settings.database())
     # Before the worker looks at it, and before uvicorn would turn an error into a traceback.
     migrate(store)

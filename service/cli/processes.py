@@ -96,6 +96,9 @@ def worker(
         settings = load_settings(data_dir=data_dir, roles=roles and tuple(roles.split(",")))
         log_to_stderr(settings.log_format)
         _check_engine(settings)
+        from service.host import check_data_dir
+
+        check_data_dir(settings)
         if len(placed := placements(workers, settings.tensor_parallel_size)) > 1:
             raise typer.Exit(_supervise(settings, placed, only_job, until_idle=until_idle))
     else:

@@ -176,9 +176,14 @@ def test_a_database_that_cannot_be_used_is_named_without_a_traceback(
     assert "field: database_url" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["serve", "--port", "0", "--no-worker"], ["worker", "--until-idle"]])
 @pytest.mark.parametrize("place", ["data", "data/quarry.db"])
 def test_a_data_folder_of_another_user_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    place: str,
 ):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "quarry.db").touch()
@@ -186,7 +191,7 @@ def test_a_data_folder_of_another_user_is_named(
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path / place)
     monkeypatch.setenv("QUARRY_DATA_DIR", str(tmp_path / "data"))
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--port", "0", "--no-worker"])
+        main(command)
     assert ended.value.code == 2
     assert f"{tmp_path / place} cannot be written" in capsys.readouterr().err
 
