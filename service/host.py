@@ -24,10 +24,14 @@ def check_data_dir(settings: Settings) -> None:
 
     To SQLite that is like a database that is away, for which services and workers wait.
     """
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    cure = "give it to the user of this process, or name another folder in QUARRY_DATA_DIR"
+    try:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        detail = f"{settings.data_dir} cannot be made: {error.strerror}"
+        raise OptionRefused(detail, field="data_dir", cure=cure) from error
     for place in (settings.data_dir, *settings.data_dir.glob("quarry.db*")):
         if not os.access(place, os.W_OK):
-            cure = "give it to the user of this process, or name another folder in QUARRY_DATA_DIR"
             raise OptionRefused(f"{place} cannot be written", field="data_dir", cure=cure)
 
 

@@ -2,6 +2,11 @@
 
 import shutil
 
+import pytest
+
+from service.errors import OptionRefused
+from service.export.options import Algorithm
+from service.export.run import export
 from service.export.source import open_dataset
 from service.export.vocabulary import token_counts
 from tests.contract.export.conftest import wanted
@@ -32,3 +37,18 @@ def test_the_counts_of_all_jobs_that_are_exported_add_up(target, tmp_path):
     for part in ("data", "index", "manifests"):
         shutil.copytree(second / part, first / part, dirs_exist_ok=True)
     assert counted(first) == dict(sorted(due.items()))
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [
+        *((to, {}) for to in ("eagle", "deepspec", "nemo")),
+        *((to, {"algorithm": Algorithm.DFLASH}) for to in ("modelopt", "specforge", "torchspec")),
+        ("speculators", {"algorithm": Algorithm.MTP}),
+    ],
+)
+def test_a_drafter_of_the_whole_vocabulary_is_given_no_map(dataset, tmp_path, to, options):
+    with pytest.raises(OptionRefused, match="whole vocabulary") as refused:
+        export(str(dataset), tmp_path / "out", wanted(to, draft_vocab=9, **options))
+    assert refused.value.field == "draft_vocab"
+    assert not (tmp_path / "out").exists()
