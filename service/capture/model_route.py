@@ -59,16 +59,13 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
         )
     route = registered_route(config.architecture) or _backend_route(config)
     if route is None:
-        raise EngineRefused(
-            f"no class for {config.architecture} can return hidden states: neither the engine's own, nor "
-            "ours, nor its Transformers backend",
-            field="model",
-            cure=(
-                "take another model: docs/architectures.md says which architectures were run"
-                if envs.VLLM_PLUGINS is None or PLUGIN in envs.VLLM_PLUGINS
-                else f"name {PLUGIN!r} in VLLM_PLUGINS too: the engine may not load our classes"
-            ),
-        )
+        what = f"no class for {config.architecture} can return hidden states: neither the engine's own, nor "
+        what += "ours, nor its Transformers backend"
+        field, cure = "model", "take another model: docs/architectures.md says which architectures were run"
+        if config.architecture in CARRIED and PLUGIN not in (envs.VLLM_PLUGINS or [PLUGIN]):
+            field = "VLLM_PLUGINS"
+            cure = f"name {PLUGIN!r} in {field} too: the engine may not load our classes"
+        raise EngineRefused(what, field=field, cure=cure)
     more = {**_prefix_cache(config, arguments), **_cache_dtype(config), **_as_published(config)}
     return replace(route, overrides={**route.overrides, **more})
 

@@ -144,9 +144,9 @@ def test_without_our_plugin_the_engines_transformers_backend_computes_them(
 
 
 @pytest.mark.engine
-def test_a_model_that_no_class_can_return_states_of_is_refused_before_the_engine_starts(tmp_path):
+def test_a_model_whose_only_class_is_ours_is_refused_before_the_engine_starts_and_waits_for_it(tmp_path):
     target = step3p5_target(tmp_path / "models" / "step3p5")
     done = extract_without_plugin(tmp_path, target, (1, 2))
-    assert done.returncode == 3
+    assert done.returncode == os.EX_TEMPFAIL
     assert "Step3p5ForCausalLM" in done.stderr
     assert "VLLM_PLUGINS" in done.stderr

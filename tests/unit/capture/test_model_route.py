@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from vllm import ModelRegistry
 
 from connector.plugin import prepare
-from service.capture import model_class
+from service.capture import model_class, model_route
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
 from service.capture.model_class import ModelClass, ask_model_class
@@ -106,15 +106,26 @@ def test_a_models_config_decides(tmp_path, architecture, model_type, more, route
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("plugins", "cure"), [(None, "architectures.md"), ("others", "VLLM_PLUGINS")])
-def test_a_model_that_no_class_returns_states_of_is_refused_by_name(tmp_path, monkeypatch, plugins, cure):
+@pytest.mark.parametrize("plugins", [None, "others"])
+def test_a_model_that_no_class_returns_states_of_is_refused_by_name(tmp_path, monkeypatch, plugins):
     if plugins is not None:
         monkeypatch.setenv("VLLM_PLUGINS", plugins)
     config = {"architectures": ["Step3TextForCausalLM"], "model_type": "step3_text", **SHAPE}
     with pytest.raises(EngineRefused, match="Step3TextForCausalLM") as refused:
         find_route(asked(tmp_path, config))
     assert refused.value.field == "model"
-    assert cure in str(refused.value.cure)
+    assert "architectures.md" in str(refused.value.cure)
+
+
+@pytest.mark.engine
+def test_where_our_class_is_not_loaded_the_variable_is_named_and_not_the_model(tmp_path, monkeypatch):
+    """So that it is no job's fault."""
+    monkeypatch.setenv("VLLM_PLUGINS", "others")
+    for route in ("registered_route", "_backend_route"):
+        monkeypatch.setattr(model_route, route, lambda _: None)
+    with pytest.raises(EngineRefused, match="MixtralForCausalLM") as refused:
+        find_route(arguments(tmp_path, "MixtralForCausalLM", "mixtral"))
+    assert refused.value.field == "VLLM_PLUGINS"
 
 
 def recurrent(folder: Path, **options: Any) -> dict[str, Any]:
