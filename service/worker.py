@@ -138,7 +138,7 @@ async def _main(
         for beside in crew:
             running.callback(beside.stop)  # all are asked before one is waited for
         is_idle = partial(_is_idle, store, settings, owner) if until_idle else None
-        minder = asyncio.create_task(_mind(crew, is_idle))
+        minder = asyncio.create_task(_mind(crew, keeper, is_idle))
         # It ends once every job rests. If it fails instead, nothing would restart a dead planner: the worker
         # then drains, and ends with its error.
         minder.add_done_callback(lambda _: capture.stop.set())
@@ -159,10 +159,11 @@ async def _main(
     return EXIT_OK if only_job is None or state is JobState.COMPLETED else EXIT_JOB_NOT_COMPLETE
 
 
-async def _mind(crew: Sequence[TaskLoop], is_idle: Callable[[], bool] | None = None) -> None:
-    """Restart loops that died; return once `is_idle`."""
+async def _mind(crew: Sequence[TaskLoop], keeper: Keeper, is_idle: Callable[[], bool] | None = None) -> None:
+    """Restart loops that died; return once `is_idle`. Raises QuarryError if leases are no longer kept."""
     while True:
         await asyncio.sleep(RESTART_S)
+        keeper.check()
         for beside in crew:
             beside.restart_if_dead()
         if is_idle is not None and await asyncio.to_thread(is_idle):

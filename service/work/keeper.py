@@ -39,13 +39,15 @@ class Kept:
         self._keeper, self._on_lost, self._stopped = keeper, on_lost, stopped
 
     def check(self) -> None:
-        """Raise LeaseLost if another owner has the task or its job was stopped; Stopped if we must stop."""
+        """Raise LeaseLost if another owner has the task or its job was stopped; Stopped if we must stop.
+
+        That is so as well if leases are no longer kept: the task is not at fault, and the process will end.
+        """
         if self.lost:
             raise LeaseLost(
                 f"{self.lease.owner} no longer holds the {self.lease.kind} of {self.lease.job_id}"
             )
-        self._keeper.check()
-        if self._stopped():
+        if self._keeper.error is not None or self._stopped():
             raise Stopped
 
     def confirm(self) -> None:
@@ -81,7 +83,8 @@ class Keeper:
         self._kept: set[Kept] = set()
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """The bug that has ended the thread."""
         # A daemon, so that the interpreter's exit does not wait for it.
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
@@ -114,8 +117,8 @@ class Keeper:
 
     def check(self) -> None:
         """Raise QuarryError if a bug has ended the thread, so that leases are no longer kept."""
-        if self._error is not None:
-            raise QuarryError("internal error: leases are no longer kept") from self._error
+        if self.error is not None:
+            raise QuarryError("internal error: leases are no longer kept") from self.error
 
     def _run(self) -> None:
         try:
@@ -124,7 +127,7 @@ class Keeper:
         except Exception as error:
             # Supervisor: the owners of all leases must learn that they are no longer kept.
             logger.exception("leases are no longer kept")
-            self._error = error
+            self.error = error
 
     def beat(self) -> bool:
         """Extend all leases now; return whether the database has answered."""

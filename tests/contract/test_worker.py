@@ -15,8 +15,9 @@ from sqlalchemy import select, update
 import service.worker
 from schemas.job import JobState
 from schemas.schedule import NewSchedule
+from schemas.worker import Role
 from service.control.scheduling import submit_due
-from service.errors import DiskFull, StoreUnavailable
+from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.settings import Settings
 from service.store import NewJob, Store, deletion, jobs, migration, plans, publishing, schedules, units
 from service.store.schedule_tables import SCHEDULE
@@ -65,6 +66,19 @@ def test_a_worker_whose_restarter_broke_ends_with_its_error(settings, monkeypatc
     monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
     with pytest.raises(ZeroDivisionError):
         run_worker(settings)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_captures_nothing_and_no_longer_keeps_its_leases_ends_with_that(settings, monkeypatch):
+    """Its tasks would be given back at once, again and again."""
+
+    def broken(keeper):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Keeper, "beat", broken)
+    monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
+    with pytest.raises(QuarryError, match="leases are no longer kept"):
+        run_worker(settings.model_copy(update={"roles": (Role.STORE, Role.FINISH), "lease_s": 1.0}))
 
 
 def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):

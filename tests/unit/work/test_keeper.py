@@ -163,6 +163,8 @@ def test_a_keeper_that_ended_by_a_bug_keeps_nothing_and_says_so(
     with Keeper(store, SHORT_S) as keeper, keeper.keep(lease_publish(store)) as kept:
         keeper._thread.join(60)
         with pytest.raises(QuarryError, match="no longer kept"):
+            keeper.check()
+        with pytest.raises(Stopped):
             kept.check()
 
 

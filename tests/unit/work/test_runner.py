@@ -1,6 +1,7 @@
 """A task ends in one way: done, given back, failed, or left to whoever has it now; and that is recorded."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,27 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
         fail(*given)
 
     monkeypatch.setattr(tasks, "fail", recorded)
+
+
+def test_a_task_whose_lease_is_no_longer_kept_is_given_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug is of this process: neither the task nor its job is at fault."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def work(lease: PublishLease, kept: Kept) -> None:
+        keeper._thread.join(60)
+        kept.check()
+
+    capture(store)
+    monkeypatch.setattr(tasks, "extend", broken)
+    with Keeper(store, 0.1) as keeper:
+        take = partial(publishing.lease, store, OWNER, TTL_S)
+        assert run_next(context_of(store, keeper), take, work, max_attempts=3)
+    assert store.read(jobs.state, job_id(1)) is JobState.PUBLISHING
+    assert publishing.lease(store, OWNER, TTL_S) is not None
 
 
 def test_there_is_nothing_to_run_without_a_task(store: Store) -> None:
