@@ -110,10 +110,10 @@ class Canary:
             raise EngineDied(f"the canary's prompts {missing} came back without states")
         try:
             expected = await reference
-        except EngineRefused as refused:
+        except (EngineRefused, EngineDied) as error:
             if not self._is_early:
                 raise
-            logger.info("the reference runs again beside the engine: %s", refused)
+            logger.info("the reference runs again beside the engine: %s", error)
             expected = await self._begin(spec, prompts, None)
         passed = CanaryReport(
             job_id=job_id,

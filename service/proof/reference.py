@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from schemas.request import Dtype
-from service.errors import EngineRefused
+from service.errors import EngineDied, EngineRefused
 from service.memory import available_bytes
 from service.proof.canary import CANARY_SKIP, no_reference
 
@@ -80,6 +80,7 @@ async def reference_states(
 
     Raises:
         EngineRefused: it needs too much memory or time, or transformers cannot run the model (`canary`).
+        EngineDied: its process was killed, such as for want of memory, which is no fault of the model.
     """
     bound = available_bytes() // 2 if max_bytes is None else max_bytes
     with tempfile.TemporaryDirectory(prefix="quarry-reference-") as scratch:
@@ -126,7 +127,7 @@ async def _run(order: bytes, max_bytes: int, timeout_s: float) -> int:
         await asyncio.gather(ended, return_exceptions=True)
     _, errors = ended.result()
     if process.returncode:
-        raise _refusal(process.returncode, errors.decode(errors="replace").strip().rsplit("\n", 1)[-1])
+        raise _failure(process.returncode, errors.decode(errors="replace").strip().rsplit("\n", 1)[-1])
     return peak_bytes
 
 
@@ -139,11 +140,13 @@ def _peak_bytes(pid: int) -> int:
     return 0
 
 
-def _refusal(status: int, last_line: str) -> EngineRefused:
+def _failure(status: int, last_line: str) -> EngineRefused | EngineDied:
     if status == EXIT_REFUSED:
         return EngineRefused(**json.loads(last_line), field="canary")
-    why = f"signal {-status} ended it" if status < 0 else last_line
-    return no_reference(f"the reference failed: {why}")
+    if status < 0:
+        cure = f"look in the kernel's log; where memory is short, free some, or {CANARY_SKIP}"
+        return EngineDied(f"signal {-status} ended the canary's reference", field="canary", cure=cure)
+    return no_reference(f"the reference failed: {last_line}")
 
 
 def _read(file: Path, num_prompts: int, seconds: float, peak_bytes: int) -> Reference:

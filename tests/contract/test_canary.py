@@ -19,7 +19,7 @@ from schemas.request import Dtype
 from service.capture import canary, session
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
-from service.errors import EngineRefused
+from service.errors import EngineDied, EngineRefused
 from service.proof.canary import judge as right_judge
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
@@ -86,6 +86,8 @@ class StandIn:
     dtypes: list[Dtype] = field(default_factory=list)
     bounds: list[int | None] = field(default_factory=list)
     longest: list[int] = field(default_factory=list)
+    killed: int = 0
+    """How many runs the kernel kills."""
 
     async def states(
         self, folder: Path, prompts: Any, dtype: Dtype, *, max_bytes: int | None, **more: Any
@@ -94,6 +96,8 @@ class StandIn:
         self.dtypes.append(dtype)
         self.bounds.append(max_bytes)
         self.longest.append(max(map(len, prompts)))
+        if len(self.bounds) <= self.killed:
+            raise EngineDied("signal 9 ended the canary's reference", field="canary")
         try:
             right = await reference_states(folder, prompts, dtype, max_bytes=max_bytes, **more)
         finally:
@@ -230,6 +234,15 @@ def test_a_reference_without_room_beside_the_start_is_run_when_the_engine_is_up(
     _, job = run(tmp_path, target, PatientEngine)
     assert job.state is JobState.COMPLETED, job.problem
     assert reference.bounds == [0, None]
+
+
+def test_a_reference_that_is_killed_beside_the_start_is_run_when_the_engine_is_up(
+    tmp_path, target, reference
+):
+    reference.killed = 1
+    _, job = run(tmp_path, target, PatientEngine)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert len(reference.bounds) == 2
 
 
 def test_the_operators_bound_is_not_tried_twice(tmp_path, target, reference):

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -7,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from service.errors import EngineRefused
+from service.errors import EngineDied, EngineRefused
 from service.proof.canary import POST_NORM, canary_prompts, judge
 from service.proof.reference import Reference, reference_states
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel, edit_config
@@ -115,3 +116,23 @@ def test_a_call_that_is_cancelled_ends_its_process(tmp_path):
 
     asyncio.run(cancel())
     assert processes() <= before
+
+
+def test_a_process_that_is_killed_is_no_refusal_of_the_model(tmp_path):
+    """The kernel kills it where memory is short, which may pass."""
+    TinyModel(tmp_path, "llama", "bfloat16")
+    before = processes()
+
+    async def kill() -> None:
+        call = asyncio.create_task(
+            reference_states(tmp_path, PROMPTS, "bfloat16", max_bytes=None, timeout_s=TIMEOUT_S)
+        )
+        while not (started := processes() - before):
+            await asyncio.sleep(0)
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+        await call
+
+    with pytest.raises(EngineDied, match="signal 9 ended the canary's reference") as killed:
+        asyncio.run(kill())
+    assert "memory" in str(killed.value.cure)
