@@ -30,8 +30,9 @@ def check_data_dir(settings: Settings) -> None:
     except OSError as error:
         detail = f"{settings.data_dir} cannot be made: {error.strerror}"
         raise OptionRefused(detail, field="data_dir", cure=cure) from error
-    for place in (settings.data_dir, *settings.data_dir.glob("quarry.db*")):
-        if not os.access(place, os.W_OK):
+    database = () if settings.database_url else ("quarry.db", "quarry.db-wal", "quarry.db-shm")
+    for place in (settings.data_dir, *(settings.data_dir / name for name in database)):
+        if place.exists() and not os.access(place, os.W_OK):
             raise OptionRefused(f"{place} cannot be written", field="data_dir", cure=cure)
 
 

@@ -17,6 +17,7 @@ from service.capture.engine import Answer, Prompt
 from service.cli import main
 from service.client import Quarry
 from service.errors import OptionRefused
+from service.host import check_data_dir
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import Store, TaskState, units
@@ -194,6 +195,19 @@ def test_a_data_folder_of_another_user_is_named(
         main(command)
     assert ended.value.code == 2
     assert f"{tmp_path / place} cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [("quarry.db-2026-11-29.gz", None), ("quarry.db", "postgresql+psycopg://quarry@host/quarry")],
+)
+def test_what_is_not_the_database_need_not_be_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, url: str | None
+):
+    """A backup beside it, and the SQLite database that was there before PostgreSQL."""
+    (tmp_path / name).touch()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path / name)
+    check_data_dir(Settings(data_dir=tmp_path, database_url=url))
 
 
 @pytest.mark.slow
