@@ -31,6 +31,9 @@ rejects take a third of it. Listing fewer rejects would not suffice: so many sha
 """
 
 
+SHA256_DIGITS = 64
+
+
 class Opens(Protocol):
     """Something that opens the files of a dataset, or some of them."""
 
@@ -92,8 +95,8 @@ class LocalFiles:
 class HubFiles:
     """A dataset repository, pinned to one commit.
 
-    If that commit goes, since the history is rewritten (`super_squash_history`), open files are read from the
-    newest one, as long as that has the same content under their paths.
+    If that commit goes, since the history is rewritten (`super_squash_history`), open files, and those that a
+    manifest names, are read from the newest one, as long as that has the same content under their paths.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class HubFiles:
 
     def has(self, path: str) -> bool:
         """Return whether the commit has a file. Raises OptionRefused, HubUnavailable."""
-        return path in self.names(path.rpartition("/")[0])
+        return self._content(path) is not None
 
     def manifests(self) -> list[str]:
         """Return the paths of the manifests, sorted. Raises OptionRefused, HubUnavailable."""
@@ -158,10 +161,11 @@ class HubFiles:
 
     def open(self, path: str, *, direct: bool = False) -> "HubFile":
         """Open a file to be read with range requests. Raises DatasetError, and as `has` does."""
-        if not self.has(path):
+        content = self._content(path)
+        if content is None:
             raise DatasetError(f"{path} cannot be opened: it is not in {self._repo_id}")
         where = f"datasets/{self._repo_id}@{self.revision}/{path}"
-        return HubFile(self._fs, where, partial(self._in_newer, path))
+        return HubFile(self._fs, where, content, partial(self.in_newer, path, content))
 
     @contextmanager
     def held(self, paths: Iterable[str]) -> Iterator[Path]:
@@ -184,16 +188,21 @@ class HubFiles:
                     )
             yield Path(folder)
 
-    def _in_newer(self, path: str) -> "HubFile | None":
-        """Return the file with the same content in the newest commit, unless that is this one or lacks it."""
+    def in_newer(self, path: str, content: str) -> "HubFile | None":
+        """Return the file with this content in the newest commit, unless that is this one or lacks it."""
         if self._newer is None:
             newest = HubFiles(self._repo_id, **self._given)
             if newest.revision == self.revision:
                 return None
             self._newer = newest
-        folder = path.rpartition("/")[0]
-        is_same = self._newer.names(folder).get(path) == self.names(folder)[path]
-        return self._newer.open(path) if is_same else None
+        try:
+            there = self._newer._content(path)
+        except OptionRefused:  # it is gone, too
+            return self._newer.in_newer(path, content)
+        return self._newer.open(path) if there == content else None
+
+    def _content(self, path: str) -> str | None:
+        return self.names(path.rpartition("/")[0]).get(path)
 
     @cached_property
     def _paths(self) -> frozenset[str]:
@@ -224,10 +233,13 @@ class HubFile:
         self,
         fs: Any,  # noqa: ANN401 - huggingface_hub is imported late
         path: str,
-        in_newer: Callable[[], "HubFile | None"] = lambda: None,
+        content: str,
+        in_newer: Callable[[], "HubFile | None"],
     ) -> None:
-        """Take the file `path`; `in_newer` finds it again if the Hub refuses it."""
+        """Take the file `path`, listed with `content`; `in_newer` finds it again if the Hub refuses it."""
         self._fs, self._path, self._in_newer = fs, path, in_newer
+        self.sha256 = content if len(content) == SHA256_DIGITS else None
+        """None for a short file, which git names by another digest."""
 
     def arrow(self) -> Any:  # noqa: ANN401
         """Return a file object that reads ranges with limited read-ahead."""
@@ -292,10 +304,21 @@ def read_file(files: Files, path: str, max_bytes: int = SMALL_BYTES) -> bytes:
 
 
 def open_named(files: Opens, entry: FileEntry, *, direct: bool = False) -> RangeFile:
-    """Open a file that a manifest names. Raises DatasetError if outside the dataset or of another length."""
+    """Open a file that a manifest names.
+
+    Raises DatasetError if it is outside the dataset, or of another length or, as the Hub lists it, sha256.
+    """
     if not is_inside(entry.path):
         raise DatasetError(f"a manifest names {entry.path!r}, a path that leaves the dataset")
-    file = files.open(entry.path, direct=direct)
+    file: RangeFile | None
+    try:
+        file = files.open(entry.path, direct=direct)
+    except OptionRefused:
+        file = files.in_newer(entry.path, entry.sha256) if isinstance(files, HubFiles) else None
+        if file is None:
+            raise
     if file.num_bytes != entry.bytes:
         raise DatasetError(f"{entry.path} has {file.num_bytes} bytes, its manifest says {entry.bytes}")
+    if isinstance(file, HubFile) and file.sha256 not in (None, entry.sha256):
+        raise DatasetError(f"{entry.path} has sha256 {file.sha256}, its manifest says {entry.sha256}")
     return file

@@ -47,9 +47,9 @@ class QuarryDataset(Rows):
                 are larger than memory: it takes less CPU than reading from disk through the cache.
             check: compare every index with its manifest's sha256, and every layer that is read with the
                 checksum in its shard; a mismatch raises ReaderError, which names the file, and of a layer the
-                row. Of a shard only the length, the job, the kind of states and the sample ids are compared
-                with manifest and index: one exchanged for a shard of the same samples and length, right by
-                itself, is read. `quarry verify` also holds every file against its sha256.
+                row. Of a shard in a folder only the length, the job, the kind of states and the sample ids
+                are compared with manifest and index: one exchanged for a shard of the same samples and
+                length, right by itself, is read. `quarry verify` also holds every file against its sha256.
 
         Raises:
             ReaderError: no dataset, no complete job, a named job is not complete, no job since then, or the

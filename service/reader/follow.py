@@ -18,6 +18,7 @@ from schemas.dataset.files import LocalFile, RangeFile
 from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage, UnitView
 from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import HUB_PREFIX, HubFiles
+from service.errors import OptionRefused
 from service.reader.epochs import SetEpoch
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
@@ -283,8 +284,10 @@ class _Repository:
 
     def open(self, repo_id: str, path: str) -> RangeFile:
         def find() -> RangeFile:
-            if self._files is None or not self._files.has(path):
-                self._files = HubFiles(repo_id)
+            with suppress(OptionRefused):  # the commit that is known may be gone
+                if self._files is not None and self._files.has(path):
+                    return self._files.open(path)
+            self._files = HubFiles(repo_id)
             return self._files.open(path)
 
         return patiently(find, self._patience_s)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub.hf_file_system import HfFileSystemFile
 
-from schemas.dataset.entries import FileEntry
+from schemas.dataset.entries import entry_of
 from schemas.dataset.errors import DatasetError
 from service.artifacts.dataset_files import Files, HubFiles, LocalFiles, open_named, read_file
 from tests.support.fake_hub import FakeHub
@@ -100,10 +100,19 @@ def test_those_that_exist_are_held_whole_by_their_paths(files: Files) -> None:
 
 @pytest.mark.parametrize("change", [{"path": "../secret"}, {"path": "/etc/passwd"}, {"bytes": 10_241}])
 def test_an_entry_that_is_not_what_is_there_is_refused(files: Files, change: dict[str, Any]) -> None:
-    entry = FileEntry(path=SHARD, sha256="0" * 64, bytes=10_240)
+    entry = entry_of(SHARD, CONTENT[SHARD])
     assert open_named(files, entry).num_bytes == 10_240
     with pytest.raises(DatasetError):
         open_named(files, entry.model_copy(update=change))
+
+
+def test_a_repositorys_file_with_another_sha256_is_refused(files: Files) -> None:
+    entry = entry_of(SHARD, CONTENT[SHARD][::-1])
+    if isinstance(files, LocalFiles):  # hashing would read all of it
+        assert open_named(files, entry).num_bytes == 10_240
+    else:
+        with pytest.raises(DatasetError, match=f"{SHARD} has sha256 .*, its manifest says {entry.sha256}"):
+            open_named(files, entry)
 
 
 def test_a_range_of_a_repositorys_file_costs_its_bytes(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,9 @@ from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import HubUnavailable
 from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError, published
+from service.reader.follow import _Repository
 from tests.support.api import Looks, api_settings, serving, stored
+from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import JOB, OTHER_NORM, a_request, run_to_publishing
 from tests.support.followed import ELSEWHERE, EVERY, ROWS, UNITS, Followed, ids
 from tests.support.waiting import wait_until
@@ -376,3 +378,14 @@ def test_a_key_that_is_refused_raises(followed: Followed) -> None:
 def test_impossible_arguments_are_refused(changes: dict[str, int], said: str) -> None:
     with pytest.raises(ReaderError, match=said):
         QuarryStream.follow("http://127.0.0.1:9", JOB, **({"rank": 0, "world_size": 1} | changes))
+
+
+def test_a_repository_whose_history_is_rewritten_is_followed_on(monkeypatch: pytest.MonkeyPatch):
+    """Shards are looked for in the newest commit where the one that had the indexes is gone."""
+    with FakeHub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        repo = hub.add_repo("org/set", {"index/j/0.parquet": b"index", "data/j/0.parquet": b"data"})
+        followed = _Repository(patience_s=0.0)
+        assert followed.open("org/set", "index/j/0.parquet").num_bytes == 5
+        repo.add("squashed", repo.commits.pop().tree)
+        assert followed.open("org/set", "data/j/0.parquet").num_bytes == 4

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.entries import entry_of
 from schemas.dataset.jobs_table import git_oid
 from schemas.dataset.tables import read_table
-from service.artifacts.dataset_files import HubFile, HubFiles, LocalFiles, read_file
+from service.artifacts.dataset_files import HubFiles, LocalFiles, open_named, read_file
 from service.errors import HubUnavailable, OptionRefused
 from service.reader.errors import ReaderError
 from tests.support.fake_hub import FakeHub
@@ -25,8 +26,8 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     [
         ("info", lambda _: None),
         ("tree", lambda files: files.open("a.parquet").num_bytes),
-        ("resolve", lambda files: HubFile(files._fs, "datasets/org/set@main/a.parquet").read(0, 5)),
-        ("resolve", lambda files: read_table(HubFile(files._fs, "datasets/org/set@main/a.parquet").arrow())),
+        ("resolve", lambda files: files.open("a.parquet").read(0, 5)),
+        ("resolve", lambda files: read_table(files.open("a.parquet").arrow())),
     ],
 )
 @pytest.mark.parametrize(
@@ -94,3 +95,20 @@ def test_an_open_file_outlives_its_commit_where_the_newest_one_has_the_same() ->
             assert same.read(0, same.num_bytes).tobytes() == b"same"
             with pytest.raises(OptionRefused, match="the Hub answered 404"):
                 other.read(0, 3)
+
+
+def test_a_file_that_a_manifest_names_outlives_the_commits_that_had_it() -> None:
+    """1. A history is squashed, and one folder listed. 2. It is squashed again. 3. Others are opened."""
+    same, old = (entry_of(f"b/{name}.parquet", name.encode()) for name in ("same", "old"))
+    with FakeHub() as hub:
+        repo = hub.add_repo("org/set", {"a/x.parquet": b"x", same.path: b"same", old.path: b"old"})
+        files = HubFiles("org/set", endpoint=hub.url)
+        file = files.open("a/x.parquet")
+        for number in range(2):
+            tree = repo.commits.pop().tree
+            new = {old.path: large_blob(hashlib.sha256(b"new").hexdigest(), 3, b"new")}
+            repo.add(f"squashed {number}", {**tree, **new})
+            assert file.read(0, 1).tobytes() == b"x"
+        assert open_named(files, same).read(0, 4).tobytes() == b"same"
+        with pytest.raises(OptionRefused, match="the Hub answered 404"):
+            open_named(files, old)
