@@ -312,7 +312,9 @@ class _Unit:
         if len(places) != self.num_rows:
             shards = f"the entries of its shards {self.num_rows}"
             raise ReaderError(f"{unit.index.path} holds {len(places)} rows, {shards}")
-        return self._rows_of(self._files, unit.shards, places, about=self._files.about)
+        rows = self._rows_of(self._files, unit.shards, places, about=self._files.about)
+        self._files.about = rows.about
+        return rows
 
 
 class _UnitFiles:
@@ -343,8 +345,12 @@ class _UnitFiles:
 
     @property
     def about(self) -> About | None:
-        """What the job's manifest says of its shards, where there is one."""
+        """What the job's manifest says of its shards, or else what those that were read say."""
         return self._served.about
+
+    @about.setter
+    def about(self, about: About) -> None:
+        self._served.about = about
 
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
         """Open a file; wait for it if it was committed and has not arrived yet.

@@ -45,6 +45,8 @@ class PublishedJob:
     def __init__(self, dataset: str, job_id: str, patience_s: float) -> None:
         self._dataset, self._job_id, self._patience_s, self._is_said = dataset, job_id, patience_s, False
         self._files: Files | None = None
+        self.about: About | None = None
+        """What the manifest says of every shard, once there is one."""
         self._faulty_s: float | None = None
         """When an unreadable manifest was first seen."""
         self.name = f"job {job_id} of {dataset}"
@@ -89,11 +91,6 @@ class PublishedJob:
         raise ReaderError(f"{self.name} is not asked of a service, which alone has consumers")
 
     @property
-    def about(self) -> About:
-        """What the manifest says of every shard."""
-        return About.of(self._manifest.provenance)
-
-    @property
     def published(self) -> Files:
         """The files of the dataset; for a repository, at the commit in which the manifest was found."""
         assert self._files is not None, "a page with units was read from them"  # noqa: S101
@@ -120,6 +117,7 @@ class PublishedJob:
                 raise
             return str(error)
         self._files, self._manifest = files, read[self._job_id]
+        self.about = About.of(self._manifest.provenance)
         return None
 
     @cached_property

@@ -13,6 +13,7 @@ from schemas.dataset.memory import Bytes
 from schemas.job import JobSummary, UnitPage
 from service.client import ProblemReceived, Quarry
 from service.reader.errors import ReaderError
+from service.reader.row import About
 
 LOOK_S = 1.0
 """Time between two requests to a service that does not answer, or for something that does not exist yet."""
@@ -29,8 +30,8 @@ class NotServed(ReaderError):
 class ServedJob:
     """One job of a service. Waits if the service does not answer, since it may be restarting."""
 
-    about = None
-    """A job has no manifest yet while it is captured."""
+    about: About | None = None
+    """What the first shard read says: a job has no manifest yet while it is captured."""
 
     def __init__(self, server: str, job_id: str, key: str | None, patience_s: float) -> None:
         """Connect at the first call; every call retries for `patience_s` without a valid answer.

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -21,9 +23,7 @@ from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import HubUnavailable
 from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError, published
-from service.reader.follow import _Repository
 from tests.support.api import Looks, api_settings, serving, stored
-from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import JOB, OTHER_NORM, a_request, run_to_publishing
 from tests.support.followed import ELSEWHERE, EVERY, ROWS, UNITS, Followed, ids
 from tests.support.waiting import wait_until
@@ -324,6 +324,19 @@ def test_another_models_norm_is_refused(followed: Followed, monkeypatch: pytest.
         next(iter(QuarryStream.follow(followed.dataset, JOB, rank=0, world_size=1, patience_s=0.1)))
 
 
+def test_a_unit_that_tells_another_norm_than_those_before_it_is_refused(followed: Followed) -> None:
+    """While a job is captured no manifest says what its shards hold, and a footer has no checksum."""
+    followed.capture(2)
+    shard = max(followed.dataset.glob("data/*/*.parquet"))
+    told = pq.read_metadata(shard).metadata[b"ARROW:schema"]
+    other = b64encode(b64decode(told).replace(b'"eps":1e-6', b'"eps":1e-2'))
+    shard.write_bytes(shard.read_bytes().replace(told, other))
+    rows = iter(followed.follow(folder=ELSEWHERE))
+    assert len(list(islice(rows, ROWS))) == ROWS
+    with pytest.raises(ReaderError, match=r"holds other states than its job: .*eps=0\.01"):
+        next(rows)
+
+
 def test_a_hub_that_is_away_is_waited_for_as_long_as_was_said(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,14 +391,3 @@ def test_a_key_that_is_refused_raises(followed: Followed) -> None:
 def test_impossible_arguments_are_refused(changes: dict[str, int], said: str) -> None:
     with pytest.raises(ReaderError, match=said):
         QuarryStream.follow("http://127.0.0.1:9", JOB, **({"rank": 0, "world_size": 1} | changes))
-
-
-def test_a_repository_whose_history_is_rewritten_is_followed_on(monkeypatch: pytest.MonkeyPatch):
-    """Shards are looked for in the newest commit where the one that had the indexes is gone."""
-    with FakeHub() as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        repo = hub.add_repo("org/set", {"index/j/0.parquet": b"index", "data/j/0.parquet": b"data"})
-        followed = _Repository(patience_s=0.0)
-        assert followed.open("org/set", "index/j/0.parquet").num_bytes == 5
-        repo.add("squashed", repo.commits.pop().tree)
-        assert followed.open("org/set", "data/j/0.parquet").num_bytes == 4

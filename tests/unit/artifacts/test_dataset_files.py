@@ -12,6 +12,7 @@ from schemas.dataset.tables import read_table
 from service.artifacts.dataset_files import HubFiles, LocalFiles, open_named, read_file
 from service.errors import HubUnavailable, OptionRefused
 from service.reader.errors import ReaderError
+from service.reader.follow import _Repository
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Fault, large_blob
 
@@ -112,3 +113,14 @@ def test_a_file_that_a_manifest_names_outlives_the_commits_that_had_it() -> None
         assert open_named(files, same).read(0, 4).tobytes() == b"same"
         with pytest.raises(OptionRefused, match="the Hub answered 404"):
             open_named(files, old)
+
+
+def test_a_repository_whose_history_is_rewritten_is_followed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are looked for in the newest commit where the one that had the indexes is gone."""
+    with FakeHub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        repo = hub.add_repo("org/set", {"index/j/0.parquet": b"index", "data/j/0.parquet": b"data"})
+        followed = _Repository(patience_s=0.0)
+        assert followed.open("org/set", "index/j/0.parquet").num_bytes == 5
+        repo.add("squashed", repo.commits.pop().tree)
+        assert followed.open("org/set", "data/j/0.parquet").num_bytes == 4
