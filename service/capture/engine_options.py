@@ -203,11 +203,13 @@ def recorded_plugins(allowed: Collection[str] | None) -> dict[str, str]:
             f"{_package(plugin)} brings a logits processor: answers would not be the target's own",
             cure="uninstall it where the worker runs",
         )
-    loaded = [
+    loaded = {
         _package(plugin)
         for plugin in entry_points(group="vllm.general_plugins")
-        if plugin.name != PLUGIN and (allowed is None or plugin.name in allowed)
-    ]
+        # vLLM brings some itself, which find adapters.
+        if plugin.name != PLUGIN and not plugin.value.startswith("vllm.")
+        if allowed is None or plugin.name in allowed
+    }
     return {"plugins": ", ".join(sorted(loaded))} if loaded else {}
 
 
