@@ -177,21 +177,28 @@ class VllmEngine:
     async def _refused(
         self, what: str, cure: str | None, spec: EngineSpec, settings: Settings
     ) -> EngineRefused:
-        """Return the error for a refused configuration, of the setting without which vLLM takes the model.
+        """Return the error for what vLLM refuses: of the settings without which it takes the model, if any.
 
-        Such are a mistaken option, and a GPU too few, as on a machine that has lost one.
+        Such are a mistaken option, and a GPU too few, as on a machine that has lost one. One alone comes
+        first, since the model may need the other. What vLLM takes as a configuration and refuses later is of
+        the model, such as a broken tokenizer.
         """
-        assert self._link is not None, "start() comes first"  # noqa: S101
-        for name, plain in (("engine_options", {}), ("tensor_parallel_size", 1)):
-            if getattr(settings, name) == plain:
-                continue
-            settings = settings.model_copy(update={name: plain})
-            arguments = engine_arguments(spec, settings, self._link, self.connector_module)
-            if await asyncio.to_thread(_takes, arguments):
-                field = f"{PREFIX}{name.upper()}"
-                cure = f"vLLM takes the model without {field}: change it"
-                return EngineRefused(what, field=field, cure=cure)
+        plain = {"engine_options": {}, "tensor_parallel_size": 1}
+        changed = [name for name, value in plain.items() if getattr(settings, name) != value]
+        if changed and not await self._takes(spec, settings):
+            for names in dict.fromkeys((*((name,) for name in changed), tuple(changed))):
+                without = settings.model_copy(update={name: plain[name] for name in names})
+                if await self._takes(spec, without):
+                    fields = [f"{PREFIX}{name.upper()}" for name in names]
+                    cure = f"vLLM takes the model without {' and '.join(fields)}: change it"
+                    return EngineRefused(what, field=fields[0], cure=cure)
         return EngineRefused(what, field="model", cure=cure)
+
+    async def _takes(self, spec: EngineSpec, settings: Settings) -> bool:
+        assert self._link is not None, "start() comes first"  # noqa: S101
+        return await asyncio.to_thread(
+            _takes, engine_arguments(spec, settings, self._link, self.connector_module)
+        )
 
     async def run(self, prompt: Prompt) -> Answer:
         """Submit one request and wait for its last output."""

@@ -90,8 +90,9 @@ class OneGpu:
     [
         ({"engine_options": {"max_num_seqs": 0}}, "greater than or equal to 1"),
         ({"tensor_parallel_size": 2}, r"World size \(2\) is larger than the number of available GPUs"),
+        ({"engine_options": {"max_num_seqs": 0}, "tensor_parallel_size": 2}, "vLLM refuses"),
     ],
-    ids=["option", "lost GPU"],
+    ids=["option", "lost GPU", "both"],
 )
 def test_what_vllm_refuses_of_a_workers_settings_is_no_jobs_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], says: str
@@ -103,8 +104,20 @@ def test_what_vllm_refuses_of_a_workers_settings_is_no_jobs_fault(
     slot = EngineSlot(Settings(data_dir=tmp_path, **settings))
     with pytest.raises(EngineDied, match=says) as died:
         asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
-    (name,) = settings
-    assert died.value.cure == f"vLLM takes the model without QUARRY_{name.upper()}: change it"
+    names = " and ".join(f"QUARRY_{name.upper()}" for name in settings)
+    assert died.value.cure == f"vLLM takes the model without {names}: change it"
+
+
+@pytest.mark.engine
+def test_what_vllm_refuses_of_a_model_whatever_the_settings_is_the_models(tmp_path: Path):
+    """Its tokenizer is read behind a configuration that vLLM takes, with the worker's options or without."""
+    target = random_target(tmp_path / "target", hidden=64, dtype="float32", max_position=128)
+    (target / "tokenizer.json").write_text("{}")
+    spec = EngineSpec(target, "r", "float32", (1, 2), 64, 64, decode=True)
+    slot = EngineSlot(Settings(data_dir=tmp_path, engine_options={"max_num_seqs": 8}))
+    with pytest.raises(EngineRefused, match="added_tokens") as refused:
+        asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
+    assert refused.value.field == "model"
 
 
 def test_nested_options_are_told_apart_and_not_by_their_order():
