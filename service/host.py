@@ -25,11 +25,7 @@ def check_data_dir(settings: Settings) -> None:
     To SQLite that is like a database that is away, for which services and workers wait.
     """
     cure = "give it to the user of this process, or name another folder in QUARRY_DATA_DIR"
-    try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        detail = f"{settings.data_dir} cannot be made: {error.strerror}"
-        raise OptionRefused(detail, field="data_dir", cure=cure) from error
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
     database = () if settings.database_url else ("quarry.db", "quarry.db-wal", "quarry.db-shm")
     for place in (settings.data_dir, *(settings.data_dir / name for name in database)):
         if place.exists() and not os.access(place, os.W_OK):

@@ -5,17 +5,37 @@ stores objects of varying shape as JSON text. A template would render both into 
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from service.plan.sources.conversations import Read, json_object, read_row
+from service.plan.sources.conversations import MEDIA, Read, json_object, read_row
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
 _TOKENS = frozenset({"token_ids", "input_ids", "loss_mask", "attention_mask"})
 """Long columns of plain numbers."""
+_NO_VALUE = ValueError, OverflowError, LookupError
+"""What Arrow raises for a cell that Python cannot represent."""
+
+
+def read_batch(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[Read]:
+    """Read the rows of a batch; of one with a cell that Python cannot represent, reject only that row.
+
+    Strings in Parquet may not be UTF-8, dates beyond Python's range, and time zones unknown here.
+    """
+    try:
+        rows = batch.to_pylist()
+    except _NO_VALUE as error:
+        if batch.num_rows == 1:
+            yield None, RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
+            return
+        for number in range(batch.num_rows):
+            yield from read_batch(batch.slice(number, 1), labels)
+    else:
+        yield from (read_columns(row, batch.schema, labels) for row in rows)
 
 
 def read_columns(row: Mapping[str, Any], schema: pa.Schema | None, labels: Sequence[str]) -> Read:
@@ -29,6 +49,20 @@ def read_columns(row: Mapping[str, Any], schema: pa.Schema | None, labels: Seque
         except (ValueError, LookupError, RecursionError) as error:
             return None, RowReject(RejectReason.INVALID_SAMPLE, f"{name}: cannot be read: {error}")
     return read_row(plain, labels)
+
+
+def most_media_bytes(parquet: pq.FileMetaData, used: Collection[str]) -> int:
+    """Return how many bytes the images and the like in `used` columns take in a row group, at most.
+
+    Arrow holds the whole group of a column to read a few of its rows.
+    """
+    media, most = MEDIA.intersection(used), 0
+    for number in range(parquet.num_row_groups):
+        group = parquet.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        held = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in media]
+        most = max(most, sum(chunk.total_uncompressed_size for chunk in held))
+    return most
 
 
 def name_twice(schema: pa.Schema, used: Collection[str], again: str) -> str | None:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from schemas.dataset.seal import sha256_of
 from schemas.source import WILDCARD, FileSource
 from service.errors import SourceRefused
-from service.plan.sources.columnar import read_columns
+from service.plan.sources.columnar import most_media_bytes, read_batch
 from service.plan.sources.conversations import COLUMNS, UTF_16, Read, read_line, used_columns
 from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 
@@ -41,8 +41,6 @@ MAX_LINE_BYTES = 64 * 2**20
 """A longer JSONL line is rejected; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
 
-_NO_VALUE = ValueError, OverflowError, LookupError
-"""What Arrow raises for a cell that Python cannot represent."""
 Places = Callable[[Path], Iterator[Path]]
 _State = tuple[int, int, int, int]
 """Device, inode, length and ctime, which only the kernel sets: of the last write, renaming or linking."""
@@ -375,24 +373,11 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
         if not columns:
             detail = f"{Path(name).name!r} has none of the columns {', '.join(COLUMNS)}"
             raise _refused(detail, "rename its columns")
+        if (media := most_media_bytes(file.metadata, columns)) > MAX_LINE_BYTES:
+            raise _refused(
+                f"{Path(name).name!r} holds {media} bytes of images or the like in a row group, beside "
+                "conversations, of which only text can be captured",
+                "leave out the rows that have them, and then their columns",
+            )
         for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
-            try:
-                rows = batch.to_pylist()
-            except _NO_VALUE:
-                yield from _row_by_row(batch, labels)
-            else:
-                yield from (read_columns(row, batch.schema, labels) for row in rows)
-
-
-def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[Read]:
-    """Read a batch with a cell that Python cannot represent: only that cell's row is rejected.
-
-    Strings in Parquet may not be UTF-8, dates beyond Python's range, and time zones unknown here.
-    """
-    for number in range(batch.num_rows):
-        try:
-            [row] = batch.slice(number, 1).to_pylist()
-        except _NO_VALUE as error:
-            yield None, RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
-        else:
-            yield read_columns(row, batch.schema, labels)
+            yield from read_batch(batch, labels)
