@@ -232,6 +232,8 @@ def test_a_job_that_cannot_be_read_is_cancelled_as_it_is_and_deleted(
         store.write(deletion.begin, FIRST, with_dataset=False)
     for _ in range(2):
         assert store.write(jobs.cancel, FIRST).state is JobState.CANCELLED
+    told = [event.state for event in store.read(jobs.events, FIRST, after=0)]
+    assert told[-2:] == [JobState.RUNNING, JobState.CANCELLED]  # which ends whoever follows it
     with database.reading() as tx:
         assert tx.connection.scalar(select(func.count()).where(cast(column, Text) == "{"))
         assert not tx.connection.scalar(select(func.count()).where(TASK.c.state == TaskState.LEASED))
