@@ -11,12 +11,24 @@ from service.export.options import Algorithm, FormatName
 from service.export.run import export
 from tests.contract.export.conftest import wanted
 from tests.contract.export.test_run import with_manifest
+from tests.support.parquet import tell
+from tests.support.shards import entry_of
 
 EAGLE3 = {"algorithm": Algorithm.EAGLE3, "draft_vocab": 60}
 
 
-def of_the_hub(body: dict) -> None:
-    body["provenance"]["identity"]["weights_sha256"] = None
+def of_the_hub(modelled, copy):
+    """Return a copy of a dataset whose target is known by its commit, not by its weights."""
+
+    def change(body: dict) -> None:
+        identity = body["provenance"]["identity"]
+        tell(copy, f'"weights_sha256":"{identity["weights_sha256"]}"'.encode(), b'"weights_sha256":null')
+        identity["weights_sha256"] = None
+        for entry in body["shards"]:
+            entry.update(entry_of(copy, entry["path"]).model_dump())
+        body["totals"]["bytes"] = sum(entry["bytes"] for entry in body["shards"])
+
+    return with_manifest(modelled, copy, change, sealed=True)
 
 
 def changed(real, folder, name: str):
@@ -62,7 +74,7 @@ def test_a_target_without_weights_here_can_be_named(modelled, real, tmp_path):
 @pytest.mark.parametrize("changes", [{}, EAGLE3])
 def test_nemo_refuses_another_norm_where_the_weights_are_not_known(modelled, real, tmp_path, changes):
     """As of a model on the Hub, which a dataset knows by its commit."""
-    hub = with_manifest(modelled, tmp_path / "hub", of_the_hub, sealed=True)
+    hub = of_the_hub(modelled, tmp_path / "hub")
     other = changed(real, tmp_path / "other", "model.norm.weight")
     with pytest.raises(OptionRefused, match="another final norm than the dataset"):
         export(str(hub), tmp_path / "out", wanted("nemo", **changes, target=str(other)))

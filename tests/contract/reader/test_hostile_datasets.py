@@ -16,13 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset import framing
-from schemas.dataset.columns import METADATA_KEY
 from schemas.dataset.manifest import body_sha256
 from service.errors import SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
 from service.reader import QuarryDataset, QuarryStream, ReaderError
-from tests.support.parquet import writer_options
+from tests.support.parquet import tell
 from tests.support.shards import entry_of
 
 FROZEN = Path(__file__).parents[2] / "frozen" / "datasets"
@@ -127,13 +126,7 @@ def renamed(folder: Path) -> None:
 
 def with_another_eps(folder: Path) -> None:
     """Let every shard name another final norm than its manifest does."""
-    for path in folder.glob("data/*/*.parquet"):
-        schema, table = pq.read_schema(path), pq.read_table(path)
-        told = schema.metadata[METADATA_KEY]
-        other = told.replace(b'"eps":1e-6', b'"eps":1e-2')
-        assert other != told
-        schema = schema.with_metadata({METADATA_KEY: other})
-        pq.write_table(table.cast(schema), path, row_group_size=1, **writer_options(schema))
+    tell(folder, b'"eps":1e-6', b'"eps":1e-2')
     sign(folder)
 
 
