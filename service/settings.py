@@ -157,7 +157,7 @@ class Settings(BaseSettings):
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)
     """Attempts at a unit before its job fails, and at a plan before it is blocked; if ten workers die
-    silently on one unit, or twenty planners on a plan, the job is blocked.
+    silently on one unit, or ten planners on a plan, the job is blocked.
 
     The death of an engine does not count as an attempt.
     """

@@ -21,9 +21,10 @@ class Policy:
     so jobs are found from the tasks. `one_a_subject`: tasks of different jobs may share a subject, on which
     one lease at a time may work. `exhausted` is the outcome after the last allowed failed attempt; with VOID,
     retries never end; `max_deaths` is how many owners may be killed or crash while holding the task before
-    the job is blocked. `delay` is the wait after the first failed attempt, as a fraction of the lease's
-    duration; it doubles with each further one, up to that duration. `spares_hub`: attempts that could not
-    reach the Hub are counted apart from other failures.
+    the job is blocked; one that `rests` waits after `ALONE_AFTER` of them, ever longer, since a unit on the
+    same machine may have killed its owners: each is then tried without the other. `delay` is the wait after
+    the first failed attempt, as a fraction of the lease's duration; it doubles with each further one, up to
+    that duration. `spares_hub`: attempts that could not reach the Hub are counted apart from other failures.
     """
 
     job_states: frozenset[JobState]
@@ -38,6 +39,7 @@ class Policy:
     one_a_subject: bool = False
     exhausted: Outcome
     max_deaths: int = sys.maxsize
+    rests: bool = False
     delay: float
     blame: str = ""
     cure: str = ""
@@ -47,13 +49,13 @@ HUB_DELAYS = 0.5, 15.0
 """As `delay`, and its bound, where a task that `spares_hub` met none: a push asks for 15 minutes itself."""
 
 POLICIES = {
-    # More deaths than for a unit, whose capture may kill the machine's planner each time, whatever it plans.
     TaskKind.PLAN: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         by_turns=True,
         spares_hub=True,
         exhausted=Outcome.BLOCK,
-        max_deaths=20,
+        max_deaths=10,
+        rests=True,
         delay=1 / 12,
         blame="planners died without a word over this job",
         cure="look for the reason in the planner's log and the kernel's (memory), then resume",

@@ -42,7 +42,7 @@ from service.store.transitions import (
     move_task,
     record,
 )
-from service.store.values import Lease, TaskKind, TaskState
+from service.store.values import ALONE_AFTER, Lease, TaskKind, TaskState
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,9 @@ HUB_CURE = "look at the Hub's status, and at the way there from the host; then r
 
 HELD_BACK = timedelta(hours=1)
 """How long the tasks of a job wait that can be neither leased nor blocked: until then, others are leased."""
+
+LONGEST_REST = 15
+"""How many leases' time a task that `rests` waits after a death, at most."""
 
 _ATTEMPT = ("job_id", "kind", "item", "epoch", "owner")
 _MINE = and_(
@@ -152,7 +155,7 @@ def _take(
     """Lease the lowest free task of a kind; return None if others were faster or the job was stopped.
 
     An expired lease was neither extended nor released, so its owner died. That counts as a death, not as an
-    attempt. A task that reaches the maximum number of deaths blocks its job.
+    attempt. A task that reaches the maximum number of deaths blocks its job; before, it may rest.
     """
     policy = POLICIES[kind]
     try:
@@ -177,6 +180,10 @@ def _take(
         if before.state is TaskState.LEASED:  # else the last death was counted by the subject's next owner
             job = move_task(tx, job, before, replace(waiting, problem=problem), problem)
         stop(tx, job, JobState.BLOCKED, problem)
+        return None
+    if policy.rests and before.state is TaskState.LEASED and waiting.deaths >= ALONE_AFTER:
+        rest = timedelta(seconds=ttl_s) * min(2 ** (waiting.deaths - ALONE_AFTER), LONGEST_REST)
+        move_task(tx, job, before, replace(waiting, not_before=tx.now + rest))
         return None
     if policy.one_a_subject:
         _end_others(tx, before)

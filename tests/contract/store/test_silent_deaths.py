@@ -4,7 +4,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
-from service.store import Store, TaskState, jobs, tasks, units
+from service.store import Store, TaskState, jobs, plans, tasks, units
 from service.store.policies import POLICIES
 from service.store.values import TaskKind, UnitLease
 from tests.support.store_cases import (
@@ -14,8 +14,8 @@ from tests.support.store_cases import (
     Clock,
     commit,
     job_id,
-    lease_plan,
     lease_unit,
+    planned,
     start_plan,
     start_units,
 )
@@ -73,21 +73,28 @@ def test_a_unit_that_kills_its_workers_ends_no_job_whose_units_they_held_beside_
     assert store.read(jobs.job, others).progress.is_captured
 
 
-def test_a_unit_that_kills_its_machine_blocks_no_job_that_is_planned_there(
-    store: Store, clock: Clock
+@pytest.mark.parametrize("deadly", ["unit", "plan"])
+def test_what_kills_its_machine_blocks_no_job_whose_plan_or_unit_was_there_too(
+    store: Store, clock: Clock, deadly: str
 ) -> None:
     """A planner that must read again what it has planned makes no progress until it dies again."""
-    start_units(store, units=1)
+    start_units(store, units=1, number=1)
     start_plan(store, number=2)
     clock.advance(TTL_S)
-    for number in range(MAX_DEATHS):
-        lease_unit(store, f"worker-{number}")
-        lease_plan(store, f"planner-{number}")
+    guilty, other = (job_id(number) for number in ((1, 2) if deadly == "unit" else (2, 1)))
+    for _ in range(200):
+        unit, plan = units.lease(store, OWNER, TTL_S), plans.lease(store, OWNER, TTL_S)
+        if guilty not in {lease.job_id for lease in (unit, plan) if lease is not None}:
+            if unit is not None:
+                commit(store, unit)
+            if plan is not None:
+                store.write(plans.add_unit, plan, planned(0), ())
+                store.write(plans.finish, plan, ())
         clock.advance(TTL_S)
-    assert units.lease(store, OWNER, TTL_S) is None
-    states = [store.read(jobs.state, job_id(number)) for number in (1, 2)]
-    assert states == [JobState.BLOCKED, JobState.RUNNING]
-    assert lease_plan(store).job_id == job_id(2)
+    assert store.read(jobs.state, guilty) is JobState.BLOCKED
+    assert store.read(jobs.state, other) is JobState.RUNNING
+    progress = store.read(jobs.job, other).progress
+    assert progress.plan_done if deadly == "unit" else progress.is_captured
 
 
 def test_the_block_is_told_as_an_event_of_the_unit_and_one_of_the_job(store: Store, clock: Clock) -> None:
