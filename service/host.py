@@ -20,9 +20,10 @@ HOST_FILE = "host"
 
 
 def check_data_dir(settings: Settings) -> None:
-    """Make the data folder; refuse one that cannot be written, with its database. Raises OptionRefused.
+    """Make the data folder; refuse one that cannot be written, or whose database cannot.
 
-    To SQLite that is like a database that is away, for which services and workers wait.
+    To SQLite that is like a database that is away, for which services and workers wait. Raises OptionRefused,
+    and OSError if the folder cannot be made.
     """
     cure = "give it to the user of this process, or name another folder in QUARRY_DATA_DIR"
     settings.data_dir.mkdir(parents=True, exist_ok=True)

@@ -31,9 +31,6 @@ rejects take a third of it. Listing fewer rejects would not suffice: so many sha
 """
 
 
-SHA256_DIGITS = 64
-
-
 class Opens(Protocol):
     """Something that opens the files of a dataset, or some of them."""
 
@@ -95,8 +92,9 @@ class LocalFiles:
 class HubFiles:
     """A dataset repository, pinned to one commit.
 
-    If that commit goes, since the history is rewritten (`super_squash_history`), open files, and those that a
-    manifest names, are read from the newest one, as long as that has the same content under their paths.
+    If that commit goes, since the history is rewritten (`super_squash_history`), files that are open, and
+    those that `open_named` opens, are read from the newest one, as long as that has the same content under
+    their paths; not those that are `held`.
     """
 
     def __init__(
@@ -238,7 +236,7 @@ class HubFile:
     ) -> None:
         """Take the file `path`, listed with `content`; `in_newer` finds it again if the Hub refuses it."""
         self._fs, self._path, self._in_newer = fs, path, in_newer
-        self.sha256 = content if len(content) == SHA256_DIGITS else None
+        self.sha256 = content if len(content) == 64 else None
         """None for a short file, which git names by another digest."""
 
     def arrow(self) -> Any:  # noqa: ANN401

@@ -190,7 +190,7 @@ class VllmEngine:
                 without = settings.model_copy(update={name: plain[name] for name in names})
                 if await self._takes(spec, without):
                     fields = [f"{PREFIX}{name.upper()}" for name in names]
-                    cure = f"vLLM takes the model without {' and '.join(fields)}: change it"
+                    cure = f"change {' or '.join(fields)}: without, vLLM takes the model"
                     return EngineRefused(what, field=fields[0], cure=cure)
         return EngineRefused(what, field="model", cure=cure)
 

@@ -14,6 +14,7 @@ Legend: T tokens, H hidden size.
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -143,10 +144,11 @@ def _peak_bytes(pid: int) -> int:
 def _failure(status: int, last_line: str) -> EngineRefused | EngineDied:
     if status == EXIT_REFUSED:
         return EngineRefused(**json.loads(last_line), field="canary")
-    if status < 0:
+    if status == -signal.SIGKILL:
         cure = f"look in the kernel's log; where memory is short, free some, or {CANARY_SKIP}"
-        return EngineDied(f"signal {-status} ended the canary's reference", field="canary", cure=cure)
-    return no_reference(f"the reference failed: {last_line}")
+        return EngineDied("the kernel ended the canary's reference", field="canary", cure=cure)
+    why = f"signal {-status} ended it" if status < 0 else last_line
+    return no_reference(f"the reference failed: {why}")
 
 
 def _read(file: Path, num_prompts: int, seconds: float, peak_bytes: int) -> Reference:

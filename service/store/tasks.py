@@ -54,9 +54,6 @@ HUB_CURE = "look at the Hub's status, and at the way there from the host; then r
 HELD_BACK = timedelta(hours=1)
 """How long the tasks of a job wait that can be neither leased nor blocked: until then, others are leased."""
 
-LONGEST_REST = 15
-"""How many leases' time a task that `rests` waits after a death, at most."""
-
 _ATTEMPT = ("job_id", "kind", "item", "epoch", "owner")
 _MINE = and_(
     *(TASK.c[name] == bindparam(f"of_{name}") for name in _ATTEMPT),
@@ -182,8 +179,11 @@ def _take(
         stop(tx, job, JobState.BLOCKED, problem)
         return None
     if policy.rests and before.state is TaskState.LEASED and waiting.deaths >= ALONE_AFTER:
-        rest = timedelta(seconds=ttl_s) * min(2 ** (waiting.deaths - ALONE_AFTER), LONGEST_REST)
-        move_task(tx, job, before, replace(waiting, not_before=tx.now + rest))
+        rest_s = ttl_s * min(2 ** (waiting.deaths - ALONE_AFTER), HUB_DELAYS[1])
+        detail = f"{waiting.deaths} {policy.blame}; the next one begins in {rest_s:.0f} s"
+        problem = QuarryError(detail, cure=policy.cure).problem()
+        rested = replace(waiting, not_before=tx.now + timedelta(seconds=rest_s))
+        move_task(tx, job, before, rested, problem)
         return None
     if policy.one_a_subject:
         _end_others(tx, before)

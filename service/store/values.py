@@ -23,7 +23,7 @@ SERVICE = -2
 -1 is `hosts.NOWHERE`.
 """
 ALONE_AFTER = 3
-"""After how many silent deaths a unit runs alone, so that those beside it are not counted its own."""
+"""After how many silent deaths a unit runs alone, and a plan rests: what is beside it does not share them."""
 
 
 class TaskKind(StrEnum):

@@ -41,7 +41,7 @@ class Kept:
     def check(self) -> None:
         """Raise LeaseLost if another owner has the task or its job was stopped; Stopped if we must stop.
 
-        That is so as well if leases are no longer kept: the task is not at fault, and the process will end.
+        Also Stopped if leases are no longer kept: the task is not at fault, and this process will end.
         """
         if self.lost:
             raise LeaseLost(

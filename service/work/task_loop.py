@@ -141,7 +141,7 @@ def _run(
     """Work on one task after another; if there is none, wait and look again."""
     run = resolve_name(run_next)  # imported here, since that takes a while
     while not context.stopped():
-        context.keeper.check()  # ends this process, which starts anew with another
+        context.keeper.check()  # ends this loop and then its process; the next one keeps its leases
         found = False
         try:
             found = run(context)

@@ -97,7 +97,7 @@ class StandIn:
         self.bounds.append(max_bytes)
         self.longest.append(max(map(len, prompts)))
         if len(self.bounds) <= self.killed:
-            raise EngineDied("signal 9 ended the canary's reference", field="canary")
+            raise EngineDied("the kernel ended the canary's reference", field="canary")
         try:
             right = await reference_states(folder, prompts, dtype, max_bytes=max_bytes, **more)
         finally:

@@ -51,13 +51,13 @@ def read_columns(row: Mapping[str, Any], schema: pa.Schema | None, labels: Seque
     return read_row(plain, labels)
 
 
-def most_media_bytes(parquet: pq.FileMetaData, used: Collection[str]) -> int:
-    """Return how many bytes the images and the like in `used` columns take in a row group, at most.
+def most_media_bytes(parquet: pq.FileMetaData, columns: Collection[str]) -> int:
+    """Return how many bytes those of the columns that hold images or the like take in a row group, at most.
 
     Arrow holds the whole group of a column to read a few of its rows.
     """
-    media, most = MEDIA.intersection(used), 0
-    for number in range(parquet.num_row_groups):
+    media, most = MEDIA.intersection(columns), 0
+    for number in range(parquet.num_row_groups if media else 0):
         group = parquet.row_group(number)
         chunks = [group.column(place) for place in range(group.num_columns)]
         held = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in media]

@@ -197,7 +197,7 @@ def _openai_message(turn: Mapping[str, Any], column: str) -> dict[str, Any]:
 
 
 def used_columns(names: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Return those of a table's columns that are read: no images but beside conversations, for their size."""
+    """Return those of a table's columns that are read: images only beside conversations, for their size."""
     used = {*COLUMNS, *labels} | (MEDIA if CONVERSATIONS.intersection(names) else frozenset())
     return [name for name in names if name in used]
 

@@ -373,7 +373,7 @@ def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterat
         if not columns:
             detail = f"{Path(name).name!r} has none of the columns {', '.join(COLUMNS)}"
             raise _refused(detail, "rename its columns")
-        if (media := most_media_bytes(file.metadata, columns)) > MAX_LINE_BYTES:
+        if (media := most_media_bytes(file.metadata, set(columns).difference(labels))) > MAX_LINE_BYTES:
             raise _refused(
                 f"{Path(name).name!r} holds {media} bytes of images or the like in a row group, beside "
                 "conversations, of which only text can be captured",

@@ -77,7 +77,7 @@ def test_a_unit_that_kills_its_workers_ends_no_job_whose_units_they_held_beside_
 def test_what_kills_its_machine_blocks_no_job_whose_plan_or_unit_was_there_too(
     store: Store, clock: Clock, deadly: str
 ) -> None:
-    """A planner that must read again what it has planned makes no progress until it dies again."""
+    """Neither makes progress while the other kills the machine: a planner reads again what it has planned."""
     start_units(store, units=1, number=1)
     start_plan(store, number=2)
     clock.advance(TTL_S)
@@ -93,6 +93,8 @@ def test_what_kills_its_machine_blocks_no_job_whose_plan_or_unit_was_there_too(
         clock.advance(TTL_S)
     assert store.read(jobs.state, guilty) is JobState.BLOCKED
     assert store.read(jobs.state, other) is JobState.RUNNING
+    told = [event.problem.detail for event in store.read(jobs.events, job_id(2)) if event.problem is not None]
+    assert told[0] == f"3 planners died without a word over this job; the next one begins in {TTL_S:.0f} s"
     progress = store.read(jobs.job, other).progress
     assert progress.plan_done if deadly == "unit" else progress.is_captured
 

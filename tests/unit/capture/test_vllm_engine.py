@@ -104,8 +104,8 @@ def test_what_vllm_refuses_of_a_workers_settings_is_no_jobs_fault(
     slot = EngineSlot(Settings(data_dir=tmp_path, **settings))
     with pytest.raises(EngineDied, match=says) as died:
         asyncio.run(slot.start(None, spec, None))  # type: ignore[arg-type]
-    names = " and ".join(f"QUARRY_{name.upper()}" for name in settings)
-    assert died.value.cure == f"vLLM takes the model without {names}: change it"
+    names = " or ".join(f"QUARRY_{name.upper()}" for name in settings)
+    assert died.value.cure == f"change {names}: without, vLLM takes the model"
 
 
 @pytest.mark.engine

@@ -1,5 +1,6 @@
 """Calls and tools from columns render as those from lines of JSON: keys that a row never had stay away."""
 
+import os
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -11,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.source import Sample
+from service.errors import SourceRefused
 from service.plan.sources import RejectReason, RowReject
 from service.plan.sources.columnar import name_twice
 from service.plan.sources.conversations import read_row
 from tests.support.fake_hub import FakeHub
 from tests.unit.plan.test_hub_sources import rows
-from tests.unit.plan.test_sources import ANSWER, ASK, jsonl, opened, parquet, rows_of
+from tests.unit.plan.test_sources import ANSWER, ASK, jsonl, opened, parquet, rows_of, turns
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -131,3 +133,25 @@ def test_a_column_that_is_asked_for_is_no_second_one_of_another_name(
     names: list[str], used: set[str], twice: str | None
 ) -> None:
     assert name_twice(pa.schema([(name, pa.int64()) for name in names]), used, ".1") == twice
+
+
+def test_a_parquet_row_with_an_image_is_a_reject(tmp_path: Path) -> None:
+    images = ([{"bytes": b"\x89PNG", "path": None}], [], None)
+    held = [{"messages": [ASK, ANSWER], "images": image} for image in images]
+    read = [row.content for row in rows_of(tmp_path, parquet(tmp_path / "a.parquet", held))]
+    assert isinstance(read[0], RowReject) and "'images' cannot be captured" in read[0].detail
+    assert [turns(content) for content in read[1:]] == [[ASK, ANSWER]] * 2
+
+
+def test_images_that_would_not_fit_in_memory_are_refused_by_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read some of a column's rows takes the bytes of a whole row group."""
+    monkeypatch.setattr("service.plan.sources.files.MAX_LINE_BYTES", 1000)
+    held = [{"messages": [ASK, ANSWER], "image": {"bytes": os.urandom(600)}} for _ in range(2)]
+    source = {"kind": "file", "path": parquet(tmp_path / "a.parquet", held).name}
+    with pytest.raises(SourceRefused, match=r"'a.parquet' holds \d{4} bytes of images") as refused:
+        list(opened(tmp_path, source).rows())
+    assert refused.value.field == "source.path"
+    captions = [{"text": "a", "image": row["image"]} for row in held]
+    assert rows_of(tmp_path, parquet(tmp_path / "b.parquet", captions))[1].content == Sample(text="a")

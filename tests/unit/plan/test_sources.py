@@ -135,28 +135,6 @@ def test_parquet_rows_are_read_without_their_other_columns(tmp_path: Path) -> No
     assert all(turns(row.content) == [ASK, ANSWER] for row in read)
 
 
-def test_a_parquet_row_with_an_image_is_a_reject(tmp_path: Path) -> None:
-    images = ([{"bytes": b"\x89PNG", "path": None}], [], None)
-    rows = [{"messages": [ASK, ANSWER], "images": held} for held in images]
-    read = [row.content for row in rows_of(tmp_path, parquet(tmp_path / "a.parquet", rows))]
-    assert isinstance(read[0], RowReject) and "'images' cannot be captured" in read[0].detail
-    assert [turns(content) for content in read[1:]] == [[ASK, ANSWER]] * 2
-
-
-def test_images_that_would_not_fit_in_memory_are_refused_by_their_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To read some of a column's rows takes the bytes of a whole row group."""
-    monkeypatch.setattr("service.plan.sources.files.MAX_LINE_BYTES", 1000)
-    rows = [{"messages": [ASK, ANSWER], "image": {"bytes": os.urandom(600)}} for _ in range(2)]
-    source = {"kind": "file", "path": parquet(tmp_path / "a.parquet", rows).name}
-    with pytest.raises(SourceRefused, match=r"'a.parquet' holds \d{4} bytes of images") as refused:
-        list(opened(tmp_path, source).rows())
-    assert refused.value.field == "source.path"
-    captions = [{"text": "a", "image": row["image"]} for row in rows]
-    assert rows_of(tmp_path, parquet(tmp_path / "b.parquet", captions))[1].content == Sample(text="a")
-
-
 def test_a_fault_of_a_part_names_the_part(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
     parts = [{"source": {"kind": "file", "path": jsonl(tmp_path / "a.jsonl", {"text": "x"}).name}}]
