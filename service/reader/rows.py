@@ -91,7 +91,7 @@ class Rows(Dataset[Any]):
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
         if about is not None:
-            self.about = about
+            self.about = about  # every shard is held against it, the first one too
         self.about = About.of(self._shard(self._places.shards[0]).provenance)
         norm, hidden_size = self.about.final_norm, self.about.hidden_size
         self._norm: NormWeights = read_norm_file(self._files.open(FINAL_NORM_PATH), norm, hidden_size)

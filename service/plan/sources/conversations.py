@@ -2,7 +2,8 @@
 
 If a row has several, the first of these columns is used: `messages` (OpenAI), `conversations` (ShareGPT),
 `token_ids` or `input_ids` (with `loss_mask`), `text`, `prompt`. Other columns, and unknown keys of a message,
-are ignored, except those that say what is supervised or what was answered: such a row is rejected.
+are ignored, except those that say what is supervised or what was answered, and images and the like beside a
+conversation: such a row is rejected.
 """
 
 import json

@@ -38,7 +38,7 @@ PACKED = re.compile(rf".*({'|'.join(map(re.escape, SUFFIXES))})(\.({_PACKERS}))?
 
 _POINTER = b"version https://git-lfs."
 MAX_LINE_BYTES = 64 * 2**20
-"""A longer JSONL line is rejected; the reader never holds more of it than this."""
+"""A longer JSONL line is rejected; the reader never holds more of it than this, nor of images in Parquet."""
 PARQUET_BATCH_ROWS = 64
 
 Places = Callable[[Path], Iterator[Path]]

@@ -24,6 +24,16 @@ def reference(folder: Path, *, max_bytes: int | None = None, timeout_s: float = 
     )
 
 
+async def begun(folder: Path, before: set[int]) -> asyncio.Task[Reference]:
+    """Return a running call that has started its process, which is not among those `before`."""
+    call = asyncio.create_task(
+        reference_states(folder, PROMPTS, "bfloat16", max_bytes=None, timeout_s=TIMEOUT_S)
+    )
+    while processes() <= before:
+        await asyncio.sleep(0)
+    return call
+
+
 def processes() -> set[int]:
     """Return the children of this process."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
@@ -105,11 +115,7 @@ def test_a_call_that_is_cancelled_ends_its_process(tmp_path):
     before = processes()
 
     async def cancel() -> None:
-        call = asyncio.create_task(
-            reference_states(tmp_path, PROMPTS, "bfloat16", max_bytes=None, timeout_s=TIMEOUT_S)
-        )
-        while processes() <= before:
-            await asyncio.sleep(0)
+        call = await begun(tmp_path, before)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         assert call.cancelled()
@@ -124,12 +130,8 @@ def test_a_process_that_is_killed_is_no_refusal_of_the_model(tmp_path):
     before = processes()
 
     async def kill() -> None:
-        call = asyncio.create_task(
-            reference_states(tmp_path, PROMPTS, "bfloat16", max_bytes=None, timeout_s=TIMEOUT_S)
-        )
-        while not (started := processes() - before):
-            await asyncio.sleep(0)
-        for pid in started:
+        call = await begun(tmp_path, before)
+        for pid in processes() - before:
             os.kill(pid, signal.SIGKILL)
         await call
 
